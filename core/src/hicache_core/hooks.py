@@ -1,0 +1,71 @@
+"""The hooks that observers implement, as pluggy knows them.
+
+An observer is any object (or module) with functions marked by ``hookimpl`` and
+named as below. This module imports pluggy, so it is imported only where there
+is an observer.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from hicache_core.observers import OperationEvent
+    from hicache_core.storage import HiCacheStorage
+
+PROJECT = "hicache"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+_log = logging.getLogger("hicache")
+
+
+class ObserverSpecs:
+    """What happens that an observer may want to know; results are ignored."""
+
+    @hookspec
+    def hicache_opened(self, storage: HiCacheStorage) -> None:
+        """A storage is open."""
+
+    @hookspec
+    def hicache_operation(self, event: OperationEvent) -> None:
+        """A call of HiCache has finished; runs on the caller's thread, so be quick."""
+
+    @hookspec
+    def hicache_closed(self, storage: HiCacheStorage) -> None:
+        """A storage is closed."""
+
+
+class Hub:
+    """All observers of the process; one that raises is reported and left out from then on."""
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(ObserverSpecs)
+
+    def add(self, observer: object, name: str | None = None) -> None:
+        """Register an observer; the same one twice is one."""
+        if not self._manager.is_registered(observer):
+            self._manager.register(observer, name)
+
+    def remove(self, observer: object) -> None:
+        """Forget an observer; an unknown one is ignored."""
+        if self._manager.is_registered(observer):
+            self._manager.unregister(observer)
+
+    @property
+    def empty(self) -> bool:
+        """True without observers."""
+        return not self._manager.get_plugins()
+
+    def tell(self, hook: str, **arguments: Any) -> None:
+        """Call one hook of every observer; never raises."""
+        for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
+            try:
+                implementation.function(*[arguments[name] for name in implementation.argnames])
+            except Exception as error:  # noqa: BLE001 - an observer must not reach into a call
+                _log.warning("observer %r left out: %s raised %r", implementation.plugin_name, hook, error)
+                self.remove(implementation.plugin)
