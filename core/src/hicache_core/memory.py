@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -242,8 +242,9 @@ class _PoolPages(Pages):
         if len(offsets) == 1:
             ((first, end, stride),) = offsets
             return [base[first + stride * i : end + stride * i] for i in indices]
-        stride = offsets[0][2]
-        if all(offset[2] == stride for offset in offsets):
+        strides = {stride for _, _, stride in offsets}
+        if len(strides) == 1:
+            (stride,) = strides
             bounds = [(first, end) for first, end, _ in offsets]
             shifts = [stride * i for i in indices]
             return [base[first + shift : end + shift] for shift in shifts for first, end in bounds]
@@ -341,8 +342,9 @@ def _check_geometry(component: Component, segments: Sequence[Segment], num_pages
             value=f"num_pages={num_pages}, segments={list(segments)[:4]}",
             remedy="Give a count from 0, and segments with an address and a size from 1.",
         )
-    alone = [s for s in segments if num_pages > 1 and s.stride < s.nbytes]
-    clash = alone or next((pair for pair in combinations(segments, 2) if _overlap(*pair, num_pages)), ())
+    pairs = combinations(segments, 2)
+    clash: Sequence[Segment] = [s for s in segments if num_pages > 1 and s.stride < s.nbytes]
+    clash = clash or next((pair for pair in pairs if _overlap(*pair, num_pages)), ())
     if clash:
         raise InvalidPages(
             what, value=f"memory used twice by {list(clash)[:4]}", remedy="Pages must not overlap."
@@ -364,9 +366,7 @@ def _overlap(a: Segment, b: Segment, num_pages: int) -> bool:
         )
     starts = [(s.address + page * s.stride, s.nbytes) for page in range(num_pages) for s in (a, b)]
     starts.sort()
-    return any(
-        start + nbytes > after for (start, nbytes), (after, _) in zip(starts, starts[1:], strict=False)
-    )
+    return any(start + nbytes > after for (start, nbytes), (after, _) in pairwise(starts))
 
 
 def _end(segment: Segment, num_pages: int) -> int:
@@ -419,7 +419,8 @@ def _tensor_segments(halves: list[Any], layout: str, component: Component) -> tu
     if rest or not num_pages or units % num_pages or (by_page and units != num_pages):
         raise InvalidPages(
             f"a tensor of layout '{layout}' is not a whole number of pages",
-            value=f"{total} bytes of {units} {'pages' if by_page else 'tokens'}, {component.page_nbytes} bytes a page",
+            value=f"{total} bytes of {units} {'pages' if by_page else 'tokens'}, "
+            f"{component.page_nbytes} bytes a page",
             remedy="Check page_nbytes: K and V, all layers, all tokens of a page.",
         )
     if layout != "layer_first":
