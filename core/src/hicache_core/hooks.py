@@ -7,10 +7,11 @@ is an observer.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import pluggy
+
+from hicache_core.notices import log_warning
 
 if TYPE_CHECKING:
     from hicache_core.observers import OperationEvent
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 PROJECT = "hicache"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
-
-_log = logging.getLogger("hicache")
 
 
 class ObserverSpecs:
@@ -67,5 +66,5 @@ class Hub:
             try:
                 implementation.function(*[arguments[name] for name in implementation.argnames])
             except Exception as error:  # noqa: BLE001 - an observer must not reach into a call
-                _log.warning("observer %r left out: %s raised %r", implementation.plugin_name, hook, error)
+                log_warning("observer %r left out: %s raised %r", implementation.plugin_name, hook, error)
                 self.remove(implementation.plugin)

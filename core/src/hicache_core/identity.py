@@ -13,8 +13,6 @@ bytes. The encoding is frozen by test vectors: changing it orphans every store.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -305,6 +303,8 @@ def _framed(kind: bytes, payload: bytes) -> bytes:
 
 
 def _digest(purpose: str, content: Any) -> str:
+    import hashlib  # 3 ms, which a plugin's light module need not pay
+
     return hashlib.sha256(canonical_bytes(["hicache", purpose, IDENTITY_SCHEMA, content])).hexdigest()
 
 
@@ -332,10 +332,3 @@ def _ints(part: Any, count: int) -> bool:
 
 def _is_range(part: Any) -> bool:
     return _ints(part, 3) and 0 <= part[0] < part[1] <= part[2]
-
-
-def manifest_json(namespace: Namespace) -> str:
-    """Give the manifest's text as stores keep it: stable, readable, one line a field."""
-    return json.dumps(
-        {"namespace": namespace.id, "identity": dict(namespace.manifest)}, indent=1, sort_keys=True
-    )

@@ -6,14 +6,12 @@ with logs.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 
 INTERVAL_S = 60.0
-
-_log = logging.getLogger("hicache")
+MAX_REASONS = 256
 
 
 class Notices:
@@ -36,8 +34,15 @@ class Notices:
             if last is not None and now - last < self._interval_s:
                 self._last[key] = (last, held_back + 1)
                 return
-            if len(self._last) > 256:
+            if len(self._last) >= MAX_REASONS:
                 self._last.clear()
             self._last[key] = (now, 0)
         more = f" ({held_back} more like it since the last such line)" if held_back else ""
-        _log.warning("%s: %s%s", subject, detail, more)
+        log_warning("%s: %s%s", subject, detail, more)
+
+
+def log_warning(message: str, *arguments: object) -> None:
+    """Log to ``hicache``; logging is imported with the first line that needs it."""
+    import logging
+
+    logging.getLogger("hicache").warning(message, *arguments)

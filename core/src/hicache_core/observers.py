@@ -7,21 +7,19 @@ imported and an operation pays for one comparison with None.
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hicache_core.notices import log_warning
 from hicache_core.status import Status
 
 if TYPE_CHECKING:
     from hicache_core.hooks import Hub
 
 ENTRY_POINT_GROUP = "hicache.observers"
-
-_log = logging.getLogger("hicache")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,7 @@ def _load_installed(hub: Hub | None) -> Hub | None:
         try:
             observer = point.load()
         except Exception as error:  # noqa: BLE001 - a broken observer must not keep a cache from opening
-            _log.warning("observer '%s' (%s) left out: loading it raised %r", point.name, point.value, error)
+            log_warning("observer '%s' (%s) left out: loading it raised %r", point.name, point.value, error)
             continue
         hub = hub or _new_hub()
         hub.add(observer, point.name)

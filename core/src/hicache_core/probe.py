@@ -60,7 +60,7 @@ class Hit:
     """What of a prefix is in the store."""
 
     kv: int
-    """Leading pages whose KV is there, sidecars aside; for a logical anchor, the longest restorable length."""
+    """Leading pages whose KV is there, sidecars aside; for a logical anchor, the longest restorable."""
     per_component: Mapping[str, int] = field(default_factory=dict)
     """For each sidecar, the longest prefix (in pages) that it alone would allow."""
     restorable: tuple[int, ...] = ()

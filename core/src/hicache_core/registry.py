@@ -10,7 +10,6 @@ Thread-safe: a lock guards the scan and the registered names.
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 import threading
@@ -25,7 +24,7 @@ ENTRY_POINT_GROUP = "hicache.backends"
 ALLOW_VARIABLE = "HICACHE_BACKENDS_ALLOW"
 DENY_VARIABLE = "HICACHE_BACKENDS_DENY"
 
-#: Known backends that may not be installed, and what to type. The one place in core where a backend's name stands.
+#: Known backends and what to type where they are not installed; no other line of core names a backend.
 INSTALL_HINTS: Mapping[str, str] = {
     "file": "pip install hicache-file",
     "nixl": "pip install 'hicache[nixl]'",
@@ -122,10 +121,12 @@ class Registry:
         return [registered] if registered else list(self._scan().get(name, []))
 
     def _not_found(self, reference: str) -> BackendNotFound:
+        from difflib import get_close_matches  # of use only in this error
+
         name = reference.partition("@")[0]
         installed = self.names()
         known = [*installed, *(hint for hint in INSTALL_HINTS if hint not in installed)]
-        close = difflib.get_close_matches(name, known, n=2)
+        close = get_close_matches(name, known, n=2)
         install = INSTALL_HINTS.get(name, "") if name not in installed else ""
         return BackendNotFound(reference, installed=installed, close=close, install=install)
 

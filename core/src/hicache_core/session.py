@@ -97,7 +97,7 @@ class Session:
     # What others see of a call that does not return.
 
     def overdue(self) -> bool:
-        """True once for each call of another thread that has not returned by its deadline; then calls bounce."""
+        """True once for each call that has not returned by its deadline; from then on calls bounce."""
         if not self._running:
             return False
         now = time.monotonic()

@@ -282,7 +282,7 @@ class HiCacheStorage(ABC):
                 raise InvalidPages(
                     f"'{self.spec.name}' needs registered memory",
                     value="loose buffers",
-                    remedy="Use pages of a pool that open() or add_pool() saw, or go through HiCache, which copies.",
+                    remedy="Use pages of a pool that open() or add_pool() saw; HiCache copies where it must.",
                 )
         elif id(pool) not in self._pools:
             raise InvalidPages(
