@@ -17,7 +17,6 @@ from hicache_core.errors import (
     BackendImportFailed,
     BackendIncompatible,
     BackendLoadError,
-    HiCacheError,
     InvalidOptions,
 )
 from hicache_core.memory import HostPool
@@ -169,7 +168,7 @@ def import_target(target: str, provider: Provider, spec: BackendSpec | None = No
         raise BackendDependencyMissing(
             provider.name, missing, remedy=_install_line(provider, missing, spec)
         ) from error
-    except HiCacheError:
+    except BackendLoadError:
         raise
     except Exception as error:
         raise BackendImportFailed(provider.name, target, error, distribution=_origin(provider)) from error
