@@ -1,0 +1,179 @@
+"""One player, or several processes of one each, sharing a store.
+
+Requests are dealt round-robin (worker w of n plays places w, w + n, ...), which
+is the same on every run; which worker finds a page that another one sets at the
+same time is not, so hits vary a little from run to run with more than one.
+Workers are spawned, not forked: a backend's threads do not survive a fork. Each
+opens its own instance, and all begin when the last one is ready.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from hicache_cli.pagebytes import PageBytes
+from hicache_cli.player import Player, Slots, replay_identity
+from hicache_cli.tally import Tally
+from hicache_cli.trace import Request
+from hicache_core.cache import HiCache
+from hicache_core.errors import HiCacheError
+from hicache_core.identity import Placement
+
+#: A worker reports its progress every so many requests.
+_REPORT_EVERY = 16
+#: Seconds that a worker may take to end once it has sent its result.
+_EXIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What every worker is told; picklable."""
+
+    backend: str
+    options: Mapping[str, Any]
+    tenant: str
+    page_nbytes: int
+    timeout_s: float
+
+
+class WorkerFailed(HiCacheError):
+    """A worker process could not do its part."""
+
+
+def open_cache(job: Job, pools: Sequence[Any] = ()) -> HiCache:
+    """Open a job's store, or raise what keeps it from opening."""
+    return HiCache.open(
+        job.backend,
+        identity=replay_identity(job.tenant),
+        placement=Placement(),
+        pools=pools,
+        timeout_s=job.timeout_s,
+        options=job.options,
+        strict=True,
+    )
+
+
+def play(job: Job, requests: Sequence[Request], workers: int, progress: Callable[[int], None]) -> Tally:
+    """Play all requests and return what was counted.
+
+    Raises:
+        HiCacheError: from opening the store; WorkerFailed when a process ends early.
+    """
+    dealt = [list(enumerate(requests))[w::workers] for w in range(workers)]
+    if workers == 1:
+        return _play_here(job, dealt[0], progress)
+    return _play_apart(job, dealt, progress)
+
+
+def _play_here(
+    job: Job,
+    requests: Sequence[tuple[int, Request]],
+    progress: Callable[[int], None],
+    ready: Callable[[], None] = lambda: None,
+) -> Tally:
+    slots = Slots(job.page_nbytes)
+    contents = PageBytes(job.page_nbytes)
+    with open_cache(job, [slots.pool]) as cache:
+        ready()
+        tally = Player(cache, slots, contents).play(requests, progress)
+        try:
+            tally.store_nbytes = cache.usage().store_bytes
+        except HiCacheError:
+            pass  # a store that cannot tell; what it did is in the statuses
+        return tally
+
+
+def _play_apart(
+    job: Job, dealt: Sequence[Sequence[tuple[int, Request]]], progress: Callable[[int], None]
+) -> Tally:
+    context = multiprocessing.get_context("spawn")
+    processes = []
+    ours: list[Connection] = []
+    try:
+        for requests in dealt:
+            near, far = context.Pipe()
+            process = context.Process(target=_worker, args=(far, job, requests), daemon=True)
+            process.start()
+            far.close()
+            processes.append(process)
+            ours.append(near)
+        for number, connection in enumerate(ours):
+            _expect(number, connection, "ready")
+        for connection in ours:
+            connection.send("go")
+        total = _collect(ours, progress)
+        for process in processes:
+            process.join(_EXIT_S)
+        return total
+    finally:
+        for connection in ours:
+            connection.close()
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _collect(connections: Sequence[Connection], progress: Callable[[int], None]) -> Tally:
+    total = Tally()
+    running = {connection: number for number, connection in enumerate(connections)}
+    while running:
+        for connection in wait(list(running)):
+            number = running[connection]  # type: ignore[index]
+            kind, value = _receive(number, connection)  # type: ignore[arg-type]
+            if kind == "progress":
+                progress(value)
+            else:
+                total.merge(value)
+                del running[connection]  # type: ignore[arg-type]
+    return total
+
+
+def _expect(number: int, connection: Connection, wanted: str) -> None:
+    kind, _ = _receive(number, connection)
+    if kind != wanted:
+        raise WorkerFailed(f"worker {number} said '{kind}' where '{wanted}' was due")
+
+
+def _receive(number: int, connection: Connection) -> tuple[str, Any]:
+    try:
+        kind, value = connection.recv()
+    except EOFError as error:
+        raise WorkerFailed(
+            f"worker {number} ended without a result",
+            remedy="Its lines above may say why; where memory is short, use fewer --workers.",
+        ) from error
+    if kind == "error":
+        raise WorkerFailed(f"worker {number} failed", value=value)
+    return kind, value
+
+
+def _worker(connection: Connection, job: Job, requests: Sequence[tuple[int, Request]]) -> None:
+    """Run in a process of its own: say ready, wait for go, play, send the tally."""
+    unreported = 0
+
+    def ready() -> None:
+        connection.send(("ready", None))
+        connection.recv()
+
+    def progress(count: int) -> None:
+        nonlocal unreported
+        unreported += count
+        if unreported >= _REPORT_EVERY:
+            connection.send(("progress", unreported))
+            unreported = 0
+
+    try:
+        tally = _play_here(job, requests, progress, ready)
+        connection.send(("progress", unreported))
+        connection.send(("result", tally))
+    except HiCacheError as error:
+        connection.send(("error", str(error)))
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        pass  # the parent is gone or going; it reports
+    finally:
+        connection.close()
