@@ -67,6 +67,8 @@ class Identity:
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
             _check_field(spec.name, getattr(self, spec.name), optional="None" in str(spec.type))
+        # A copy: whoever changes the mapping afterwards must not change what these pages mean.
+        object.__setattr__(self, "config_overrides", _plain(self.config_overrides))
 
     @classmethod
     def for_tests(cls, **changes: Any) -> Identity:
@@ -128,16 +130,23 @@ class Shard:
     def __post_init__(self) -> None:
         for name in ("layers", "heads"):
             part = getattr(self, name)
-            if part is not None and part != "replicated" and not _is_range(part):
-                raise InvalidIdentity(
-                    f"shard '{name}' is not a range", value=repr(part), remedy="Write (start, stop, total)."
-                )
+            if part is None or (name == "heads" and part == "replicated") or _is_range(part):
+                continue
+            raise InvalidIdentity(
+                f"shard '{name}' is not a range", value=repr(part), remedy="Write (start, stop, total)."
+            )
         for name in ("cp", "dcp", "tp", "pp"):
             part = getattr(self, name)
             if part is not None and not (_ints(part, 2) and 0 <= part[0] < part[1]):
                 raise InvalidIdentity(
                     f"shard '{name}' is not a rank of a size", value=repr(part), remedy="Write (rank, size)."
                 )
+        if all(getattr(self, part.name) is None for part in dataclasses.fields(self)):
+            raise InvalidIdentity(
+                "a shard says nothing of itself",
+                remedy="Give ranges, or the rank of the size; for all of the model's state "
+                'write shard="whole".',
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +185,8 @@ class Component:
                 remedy='Give a Shard, or "whole".',
             )
         for name in ("byte_order", "format"):
-            _check_field(name, getattr(self, name), optional=False)
-        _check_field("draft_model", self.draft_model, optional=True)
+            _check_field(name, getattr(self, name), optional=False, owner=f"component '{self.name}'")
+        _check_field("draft_model", self.draft_model, optional=True, owner=f"component '{self.name}'")
         if type(self.page_nbytes) is not int or self.page_nbytes < 0:
             raise InvalidIdentity(
                 f"page_nbytes of component '{self.name}' is not a size",
@@ -235,6 +244,12 @@ def check_hashes(hashes: Sequence[str]) -> None:
     Raises:
         InvalidKey: naming the first bad one and its position.
     """
+    if not isinstance(hashes, Sequence) or isinstance(hashes, (str, bytes, bytearray)):
+        raise InvalidKey(
+            "page hashes are not a sequence of texts",
+            value=type(hashes).__name__,
+            remedy="Pass a list of page hashes.",
+        )
     if not hashes:
         return
     try:
@@ -265,14 +280,27 @@ def canonical_bytes(value: Any) -> bytes:
     payload; containers hold the encodings of their items, mappings sorted by key.
 
     Raises:
-        InvalidIdentity: a value of another type, or text that is not Unicode.
+        InvalidIdentity: a value of another type, text that is not Unicode, or a
+            value that cannot be written down (endless, or thousands of digits).
     """
+    try:
+        return _encoded(value)
+    except RecursionError as error:
+        raise InvalidIdentity(
+            "a value is nested too deep to be part of an identity", value=type(value).__name__
+        ) from error
+
+
+def _encoded(value: Any) -> bytes:
     if value is None:
         return _framed(b"n", b"")
     if isinstance(value, bool):
         return _framed(b"b", b"1" if value else b"0")
     if isinstance(value, int):
-        return _framed(b"i", str(value).encode())
+        try:
+            return _framed(b"i", b"%d" % value)
+        except ValueError as error:  # CPython refuses to write thousands of digits
+            raise InvalidIdentity("an integer is too long to be part of an identity") from error
     if isinstance(value, float):
         return _framed(b"f", value.hex().encode())
     if isinstance(value, str):
@@ -281,11 +309,11 @@ def canonical_bytes(value: Any) -> bytes:
         except UnicodeEncodeError as error:
             raise InvalidIdentity("text is not valid Unicode", value=ascii(value)) from error
     if isinstance(value, (list, tuple)):
-        return _framed(b"l", b"".join(map(canonical_bytes, value)))
+        return _framed(b"l", b"".join(map(_encoded, value)))
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
             raise InvalidIdentity("a mapping has names that are not text", value=repr(list(value)[:8]))
-        items = (canonical_bytes(name) + canonical_bytes(value[name]) for name in sorted(value))
+        items = (_encoded(name) + _encoded(value[name]) for name in sorted(value))
         return _framed(b"m", b"".join(items))
     raise InvalidIdentity(
         "a value cannot be part of an identity",
@@ -304,22 +332,29 @@ def _digest(purpose: str, content: Any) -> str:
     return hashlib.sha256(canonical_bytes(["hicache", purpose, IDENTITY_SCHEMA, content])).hexdigest()
 
 
-def _check_field(name: str, value: Any, *, optional: bool) -> None:
+def _plain(value: Any) -> Any:
+    """Copy a JSON-like value into dicts and lists of our own."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return list(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _check_field(name: str, value: Any, *, optional: bool, owner: str = "an identity") -> None:
     if value is None and optional:
         return
     if name == "config_overrides":
-        good = isinstance(value, Mapping) and bool(value)
-        canonical_bytes(value)
+        good, remedy = isinstance(value, Mapping) and bool(value), "Give a mapping of what is overridden"
     elif name == "page_tokens":
-        good = type(value) is int and value > 0
+        good, remedy = type(value) is int and value > 0, "Give tokens a page as an integer from 1"
     else:
-        good = isinstance(value, str) and bool(value)
+        good, remedy = isinstance(value, str) and bool(value), "Write text that is not empty"
     if not good:
         raise InvalidIdentity(
-            f"'{name}' of an identity has a wrong value",
+            f"'{name}' of {owner} has a wrong value",
             value=repr(value),
-            remedy="Write text that is not empty" + (", or None for 'has none'." if optional else "."),
+            remedy=remedy + (", or None for 'has none'." if optional else "."),
         )
+    canonical_bytes(value)
 
 
 def _ints(part: Any, count: int) -> bool:
