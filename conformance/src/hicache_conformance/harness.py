@@ -76,9 +76,9 @@ class Harness(Protocol):
     def bounded(self, capacity: int) -> dict[str, Any]:
         """Make an empty store of about this many bytes and give the options that open it.
 
-        The suite learns the true capacity from ``usage()``. Beside the first
-        store or instead of it: ``options()`` afterwards opens a store that is
-        not bounded, and may have lost its pages.
+        The suite learns the true capacity from ``usage()``. It may take the
+        place of the store that start() made; the suite calls stop() and start()
+        when it is done with it.
         """
 
     def kill(self) -> None:
@@ -91,7 +91,7 @@ class Harness(Protocol):
         """End a pause; harmless when there is none."""
 
     def restart(self) -> None:
-        """Bring the server back, after kill() or in good order, under the same options; wait until it answers."""
+        """Bring the server back, after kill() or in good order, under the same options; wait for it."""
 
     def second_process(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start ``command`` with stdin, stdout and stderr as pipes, in whatever environment clients need."""
@@ -107,7 +107,7 @@ class Harness(Protocol):
 
 
 class BaseHarness:
-    """Defaults for a store that lives inside the process: no server, no faults but a second process of its own.
+    """Defaults for a store that lives inside the process: no server, no powers.
 
     A subclass sets ``faults`` and overrides the powers it names there.
     """

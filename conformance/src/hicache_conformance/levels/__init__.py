@@ -1,0 +1,1 @@
+"""The cases, a module a level."""

@@ -1,0 +1,7 @@
+"""Level evict."""
+
+from __future__ import annotations
+
+
+class EvictLevel:
+    """Cases of level evict."""

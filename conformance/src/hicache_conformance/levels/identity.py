@@ -1,0 +1,7 @@
+"""Level identity."""
+
+from __future__ import annotations
+
+
+class IdentityLevel:
+    """Cases of level identity."""

@@ -1,0 +1,7 @@
+"""Level lifecycle."""
+
+from __future__ import annotations
+
+
+class LifecycleLevel:
+    """Cases of level lifecycle."""
