@@ -170,7 +170,7 @@ def import_target(target: str, provider: Provider, spec: BackendSpec | None = No
         ) from error
     except BackendLoadError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BackendImportFailed(provider.name, target, error, distribution=_origin(provider)) from error
     try:
         return getattr(module, attribute)
