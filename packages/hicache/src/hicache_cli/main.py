@@ -8,7 +8,6 @@ taken over by another distribution.
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,6 +57,8 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         if self.as_json:
+            import json
+
             click.echo(json.dumps({"error": error_fields(self.error)}, indent=2))
         super().show(file)
 
