@@ -206,7 +206,7 @@ def run_apart(
     """Run something slow and rare (open, close) on a thread of its own and wait at most timeout_s.
 
     Args:
-        what: for the error, for example ``opening 'nixl'``.
+        what: for the error, for example ``opening 'acme'``.
         late: called with the result of a run that was left behind, once it ends.
 
     Raises:

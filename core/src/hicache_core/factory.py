@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from hicache_core.errors import (
@@ -17,6 +18,7 @@ from hicache_core.errors import (
     BackendImportFailed,
     BackendIncompatible,
     BackendLoadError,
+    HiCacheError,
     InvalidOptions,
 )
 from hicache_core.memory import HostPool
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 #: The name under which a class is given whole, without being installed or registered.
 DYNAMIC = "dynamic"
 
+#: How the dynamic loader of glibc says that a shared library is not there; ImportError has no field for it.
+_NO_LIBRARY = "cannot open shared object file"
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -41,8 +46,22 @@ class Loaded:
     sources: Mapping[str, str]
 
     def create(self, config: HiCacheStorageConfig) -> HiCacheStorage:
-        """Construct an instance; no I/O."""
-        return self.storage_class(config, self.options)
+        """Construct an instance; no I/O.
+
+        Raises:
+            BackendIncompatible: the constructor raised.
+        """
+        try:
+            return self.storage_class(config, self.options)
+        except HiCacheError:
+            raise
+        except Exception as error:
+            raise BackendIncompatible(
+                self.spec.name,
+                f"constructing '{self.spec.name}' failed",
+                value=f"{type(error).__name__}: {error}",
+                remedy="A backend takes (config, options) and keeps them; report it to its authors.",
+            ) from error
 
 
 class StorageBackendFactory:
@@ -148,34 +167,35 @@ def load_spec(provider: Provider) -> BackendSpec:
             value=f"{provider.target} is a {type(spec).__name__}",
             remedy="Point it at a BackendSpec; the docstring of hicache_core.spec shows one.",
         )
+    if spec.name != provider.name:
+        raise BackendIncompatible(
+            provider.name,
+            f"the entry point '{provider.name}' of {provider.distribution} gives the spec of another backend",
+            value=repr(spec.name),
+            remedy="Give both one name: options, variables and the allow list go by it.",
+        )
     return _checked(spec, provider)
 
 
 def import_target(target: str, provider: Provider, spec: BackendSpec | None = None) -> Any:
     """Import ``module:attribute`` of a plugin, telling apart what can go wrong.
 
-    A missing module is told apart by its name: one that the plugin needs is
-    BackendDependencyMissing with the line to type; anything else that an import
-    raises, an AttributeError inside the module included, is BackendImportFailed.
+    A missing module is told apart by its name, a missing shared library by the
+    loader's words: what the plugin needs is BackendDependencyMissing with the
+    line to type; anything else that an import raises, an AttributeError inside
+    the module or an exit included, is BackendImportFailed.
     """
     module_name, _, attribute = target.partition(":")
     try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or module_name
-        if _within(module_name, missing):
-            raise BackendImportFailed(provider.name, target, error, distribution=_origin(provider)) from error
-        raise BackendDependencyMissing(
-            provider.name, missing, remedy=_install_line(provider, missing, spec)
-        ) from error
+        return attrgetter(attribute)(import_module(module_name))
     except BackendLoadError:
         raise
     except (Exception, SystemExit) as error:
-        raise BackendImportFailed(provider.name, target, error, distribution=_origin(provider)) from error
-    try:
-        return getattr(module, attribute)
-    except AttributeError as error:
-        raise BackendImportFailed(provider.name, target, error, distribution=_origin(provider)) from error
+        missing, needed_by = _missing(error)
+        if not missing or _top(missing) == _top(module_name):
+            raise BackendImportFailed(provider.name, target, error, distribution=_origin(provider)) from error
+        remedy = _install_line(provider, missing, needed_by, spec)
+        raise BackendDependencyMissing(provider.name, missing, remedy=remedy) from error
 
 
 def _load_class(provider: Provider) -> tuple[BackendSpec, type[HiCacheStorage]]:
@@ -195,19 +215,29 @@ def _load_class(provider: Provider) -> tuple[BackendSpec, type[HiCacheStorage]]:
             f"class '{found.__module__}.{found.__qualname__}' has no spec",
             remedy="Add to the class:  spec = BackendSpec(name=..., api=1, target=..., options=...)",
         )
-    return _checked(spec or declared, provider), found
+    checked = _checked(spec or declared, provider)
+    if missing := sorted(found.__abstractmethods__):
+        raise BackendIncompatible(
+            provider.name,
+            f"class '{found.__module__}.{found.__qualname__}' does not implement the contract",
+            value=", ".join(missing),
+            remedy="Implement what is named; the docstrings of hicache_core.storage say how.",
+        )
+    return checked, found
 
 
 def _checked(spec: BackendSpec, provider: Provider) -> BackendSpec:
     if spec.api != API_VERSION:
-        older = "older" if spec.api < API_VERSION else "newer"
-        fix = f"pip install -U {provider.distribution}" if older == "older" else "pip install -U hicache-core"
+        older = spec.api < API_VERSION
+        fix = f"Run: pip install -U {provider.distribution if older else 'hicache-core'}"
+        if older and provider.registered:
+            fix = f"Port the class to version {API_VERSION} of the contract, then write that into its spec."
         raise BackendIncompatible(
             provider.name,
             f"'{provider.name}' of {_origin(provider)} speaks version {spec.api} of the contract, "
-            f"{older} than this core's",
+            f"{'older' if older else 'newer'} than this core's",
             value=f"version {API_VERSION}",
-            remedy=f"Run: {fix}",
+            remedy=fix,
         )
     return spec
 
@@ -239,20 +269,28 @@ def _dynamic_provider(options: dict[str, Any]) -> Provider:
     )
 
 
-def _install_line(provider: Provider, module: str, spec: BackendSpec | None) -> str:
+def _missing(error: BaseException) -> tuple[str, str]:
+    """Name the module or shared library that an import did not find and the module that needs it, if any."""
+    if isinstance(error, ModuleNotFoundError):
+        return error.name or "", error.name or ""
+    if isinstance(error, ImportError) and _NO_LIBRARY in str(error):
+        return str(error).partition(":")[0], error.name or ""
+    return "", ""
+
+
+def _install_line(provider: Provider, missing: str, needed_by: str, spec: BackendSpec | None) -> str:
     for requirement in spec.requires if spec else ():
-        if requirement.module.split(".")[0] == module.split(".")[0]:
+        if _top(requirement.module) == _top(needed_by):
             lines = [requirement.pip] if requirement.pip else []
             lines += [f"apt-get install {requirement.apt}"] if requirement.apt else []
             if lines:
                 return f"Run: {'; '.join(lines)}"
     hint = INSTALL_HINTS.get(provider.name)
-    return f"Run: {hint}" if hint else f"Install the distribution that provides '{module}'."
+    return f"Run: {hint}" if hint else f"Install the distribution that provides '{missing}'."
 
 
-def _within(module_name: str, missing: str) -> bool:
-    """True when the missing module is the plugin's own target rather than something it imports."""
-    return module_name == missing or module_name.startswith(f"{missing}.")
+def _top(module_name: str) -> str:
+    return module_name.partition(".")[0]
 
 
 def _origin(provider: Provider) -> str:

@@ -15,10 +15,14 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from importlib import invalidate_caches
+from typing import TYPE_CHECKING, Any
 
 from hicache_core.errors import BackendBlocked, BackendConflict, BackendLoadError, BackendNotFound
 from hicache_core.spec import BackendSpec
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 ENTRY_POINT_GROUP = "hicache.backends"
 ALLOW_VARIABLE = "HICACHE_BACKENDS_ALLOW"
@@ -84,6 +88,7 @@ class Registry:
 
     def refresh(self) -> None:
         """Scan anew on the next look-up: after an installation in a running process."""
+        invalidate_caches()  # of sys.path's folders; else what was just installed may not be seen
         with self._lock:
             self._scanned_path = None
 
@@ -127,6 +132,8 @@ class Registry:
         installed = self.names()
         known = [*installed, *(hint for hint in INSTALL_HINTS if hint not in installed)]
         close = get_close_matches(name, known, n=2)
+        if name in installed:  # under another qualifier
+            close = [f"{name}@{provider.distribution}" for provider in self.providers(name)]
         install = INSTALL_HINTS.get(name, "") if name not in installed else ""
         return BackendNotFound(reference, installed=installed, close=close, install=install)
 
@@ -173,17 +180,27 @@ def _installed_providers() -> dict[str, list[Provider]]:
 
     found: dict[str, dict[str, Provider]] = {}
     for distribution in metadata.distributions():
-        points = [p for p in distribution.entry_points if p.group == ENTRY_POINT_GROUP]
-        if not points:
+        try:
+            providers = _providers_of(distribution)
+        except Exception:  # noqa: BLE001 - metadata left broken by somebody's installation hides no backend
             continue
-        project = distribution.metadata["Name"] or "unknown"
-        where = str(distribution.locate_file(""))
-        for point in points:
-            provider = Provider(
-                point.name, point.value, project, distribution.version, where, entry_point=point
-            )
-            found.setdefault(point.name, {}).setdefault(_normalised(project), provider)
+        for provider in providers:
+            found.setdefault(provider.name, {}).setdefault(_normalised(provider.distribution), provider)
     return {name: list(by_project.values()) for name, by_project in found.items()}
+
+
+def _providers_of(distribution: Distribution) -> list[Provider]:
+    points = [p for p in distribution.entry_points if p.group == ENTRY_POINT_GROUP]
+    if not points:
+        return []
+    project, version = distribution.metadata["Name"] or "unknown", distribution.version
+    where = str(distribution.locate_file(""))
+    return [Provider(p.name, _target(p.value), project, version, where, entry_point=p) for p in points]
+
+
+def _target(value: str) -> str:
+    """Give ``module:attribute`` of an entry point's text, which may hold spaces and extras."""
+    return "".join(value.partition("[")[0].split())
 
 
 def _normalised(distribution: str) -> str:

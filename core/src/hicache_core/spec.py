@@ -68,15 +68,23 @@ class BackendSpec:
     """What must be importable on the machine."""
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise InvalidArgument(
                 "a backend's name is not well formed",
                 value=repr(self.name),
                 remedy=f"Use the pattern {_NAME.pattern}.",
             )
+        if type(self.api) is not int:
+            raise InvalidArgument(
+                f"'api' of backend '{self.name}' is not a version",
+                value=repr(self.api),
+                remedy=f"Write the contract's major version as an integer, for example api={API_VERSION}.",
+            )
         for kind in ("target", "options", "harness"):
             target = getattr(self, kind)
-            if (target or kind != "harness") and not _TARGET.fullmatch(target):
+            if kind == "harness" and target == "":
+                continue
+            if not isinstance(target, str) or not _TARGET.fullmatch(target):
                 raise InvalidArgument(
                     f"'{kind}' of backend '{self.name}' is not a target",
                     value=repr(target),
