@@ -18,9 +18,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from hicache_core.errors import InvalidOptions
@@ -39,7 +39,10 @@ _UNITS |= {
     for unit, shift in zip("kmgt", (10, 20, 30, 40), strict=True)
     for tail in ("i", "ib")
 }
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+# No machine has a size of more digits, and Python refuses to read thousands of them.
+_NUMBER = r"(\d{1,24}(?:\.\d{1,24})?)"
+_SIZE = re.compile(rf"\s*{_NUMBER}\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
+_ALMOST_A_SIZE = re.compile(rf"\s*{_NUMBER}\s*([kmgt])", re.ASCII | re.IGNORECASE)
 
 
 def parse_size(value: Any) -> int:
@@ -48,26 +51,22 @@ def parse_size(value: Any) -> int:
     Raises:
         ValueError: with what to write instead.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise ValueError(f'{value!r} is not a size (try "4GiB")')
-    if isinstance(value, int):
-        number, factor, text = float(value), 1, str(value)
-        whole = value
-    else:
-        text = value.strip()
-        match = _SIZE.fullmatch(value)
-        unit = match[2].lower() if match else "?"
-        if not match or unit not in _UNITS:
-            raise ValueError(f"{value!r} is not a size (try {_size_hint(text)!r})")
-        number, factor = float(match[1]), _UNITS[unit]
-        whole = int(match[1]) * factor if match[1].isdigit() else round(number * factor)
-    if whole < 0:
-        raise ValueError(f"{text} is negative; a size is 0 or more bytes")
-    return whole
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 0:
+            raise ValueError(f"{value} is negative; a size is 0 or more bytes")
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    factor = _UNITS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        met = repr(value)
+        raise ValueError(
+            f'{met if len(met) < 50 else met[:46] + "..."} is not a size (try "{_size_hint(value)}")'
+        )
+    return int(match[1]) * factor if match[1].isdigit() else round(float(match[1]) * factor)
 
 
-def _size_hint(text: str) -> str:
-    match = re.match(r"(\d+(?:\.\d+)?)\s*([kmgt])", text.lower())
+def _size_hint(value: Any) -> str:
+    match = _ALMOST_A_SIZE.match(value) if isinstance(value, str) else None
     return f"{match[1]}{match[2].upper()}iB" if match else "4GiB"
 
 
@@ -128,7 +127,7 @@ def resolve(
             values[name] = value
             sources[name] = source
     try:
-        options = model(**values)
+        options = model.model_validate(values)
     except ValidationError as error:
         raise InvalidOptions(backend, _problems(model, error, sources)) from error
     given = {name: source or "explicit" for name, source in sources.items()}
@@ -141,15 +140,26 @@ def environment_name(backend: str, option: str) -> str:
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """True where a field's value must never be shown."""
-    return "SecretStr" in str(field.annotation) or "SecretBytes" in str(field.annotation)
+    """True where a field's value, or any part of it, must never be shown."""
+    return _holds_secret(field.annotation, set())
+
+
+def _holds_secret(annotation: Any, seen: set[Any]) -> bool:
+    origin = get_origin(annotation) or annotation
+    if hasattr(origin, "get_secret_value"):
+        return True
+    inner = list(get_args(annotation)) if origin is not Literal else []
+    if isinstance(origin, type) and issubclass(origin, BaseModel) and origin not in seen:
+        seen.add(origin)
+        inner += [field.annotation for field in origin.model_fields.values()]
+    return any(_holds_secret(part, seen) for part in inner)
 
 
 def shown(value: Any, field: FieldInfo) -> str:
     """Give a value's text for people, secrets masked."""
     if value is None:
         return ""
-    return "********" if is_secret(field) or isinstance(value, SecretStr) else str(value)
+    return "********" if is_secret(field) or hasattr(value, "get_secret_value") else str(value)
 
 
 def _from_environment(
@@ -200,7 +210,7 @@ def _line_of(text: str, table: str, name: str) -> str:
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if stripped.startswith("["):
-            inside = stripped.strip("[] ") == table
+            inside = re.match(rf"\[\s*[\"']?{re.escape(table)}[\"']?\s*\]", stripped) is not None
         elif re.match(rf"[\"']?{re.escape(name)}[\"']?\s*=", stripped) and (inside or name == table):
             return f"line {number}"
     return ""
@@ -211,11 +221,12 @@ def _problems(
 ) -> list[tuple[str, str, str]]:
     problems: list[tuple[str, str, str]] = []
     for item in error.errors(include_url=False, include_context=True):
-        name = str(item["loc"][0]) if item["loc"] else ""
+        name, where = str(item["loc"][0]) if item["loc"] else "", ".".join(map(str, item["loc"]))
         source = sources.get(name, "")
         if item["type"] == "extra_forbidden":
-            close = difflib.get_close_matches(name, list(model.model_fields), n=1)
-            problems.append((name, f"{name} is unknown{f' ({close[0]}?)' if close else ''}", source))
+            known = list(model.model_fields) if where == name else []
+            close = difflib.get_close_matches(name, known, n=1)
+            problems.append((name, f"{where} is unknown{f' ({close[0]}?)' if close else ''}", source))
             continue
         message = item["msg"].removeprefix("Value error, ").strip()
         message = message[:1].lower() + message[1:] if message[1:2].islower() else message
@@ -223,9 +234,8 @@ def _problems(
         if field is None:
             problems.append((name, message, source))
         elif item["type"] == "missing":
-            problems.append((name, f"{name} is required", source))
+            problems.append((name, f"{where} is required", source))
         else:
             met = "" if is_secret(field) or item["type"] == "value_error" else f"={item['input']!r}"
-            where = ".".join(map(str, item["loc"]))
             problems.append((name, f"{where}{met}: {message}", source))
     return problems
