@@ -17,6 +17,7 @@ from pydantic import ConfigDict, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from hicache_cli.output import nbytes_text
 from hicache_core.errors import InvalidOptions
 from hicache_core.factory import import_target, load_spec
 from hicache_core.options import Options, environment_name, is_secret, resolve, shown
@@ -171,6 +172,7 @@ def _is_size(field: FieldInfo) -> bool:
 
 def _bounds_text(field: FieldInfo) -> str:
     parts: list[str] = []
+    is_size = type_text(field).startswith("size")
     extras = list(field.metadata)
     for part in get_args(field.annotation):
         extras += [extra for extra in get_args(part)[1:] if get_origin(part) is Annotated]
@@ -178,5 +180,5 @@ def _bounds_text(field: FieldInfo) -> str:
         for attribute, text in _BOUNDS.items():
             bound = getattr(extra, attribute, None)
             if bound is not None and bound is not PydanticUndefined:
-                parts.append(text.format(bound))
+                parts.append(text.format(nbytes_text(bound) if is_size else bound))
     return ", ".join(parts)

@@ -49,17 +49,26 @@ class PageBytes:
         mark = bytes.fromhex(page_hash[: 2 * MARK_NBYTES])
         offset = self._offset(mark)
         slot[:] = self._view[offset : offset + self.page_nbytes]
+        self.stamp(slot, page_hash)
+
+    def stamp(self, slot: memoryview, page_hash: str) -> None:
+        """Turn the page in a slot into this hash's without moving its middle; see ``matches``."""
+        mark = bytes.fromhex(page_hash[: 2 * MARK_NBYTES])
         slot[:MARK_NBYTES] = mark
         slot[-MARK_NBYTES:] = mark
 
-    def matches(self, slot: memoryview, page_hash: str) -> bool:
-        """Compare every byte of a slot with the page of this hash."""
+    def matches(self, slot: memoryview, page_hash: str, filled_as: str = "") -> bool:
+        """Compare every byte of a slot with the page of this hash.
+
+        ``filled_as`` is the hash that the slot was filled with before it was stamped with another one.
+        """
         mark = bytes.fromhex(page_hash[: 2 * MARK_NBYTES])
+        origin = bytes.fromhex(filled_as[: 2 * MARK_NBYTES]) if filled_as else mark
         # startswith is a memcmp in place; memoryview == memoryview goes by items and takes 40 times as long.
         return (
             slot[:MARK_NBYTES] == mark
             and slot[-MARK_NBYTES:] == mark
-            and self._block.startswith(slot[MARK_NBYTES:-MARK_NBYTES], self._offset(mark) + MARK_NBYTES)
+            and self._block.startswith(slot[MARK_NBYTES:-MARK_NBYTES], self._offset(origin) + MARK_NBYTES)
         )
 
     @staticmethod

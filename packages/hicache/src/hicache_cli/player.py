@@ -56,7 +56,7 @@ class Slots:
         self.pool = HostPool.from_buffer(memory, component)
         self.all = self.pool.pages(range(num_pages))
         self.views = [memory[i * page_nbytes : (i + 1) * page_nbytes] for i in range(num_pages)]
-        self._memory = memory
+        self.memory = memory
         self._zeros = bytes(page_nbytes)
 
     def wipe(self, count: int) -> None:

@@ -79,7 +79,7 @@ def replay(
             page_nbytes=page_bytes,
             timeout_s=rest["timeout_s"],
         )
-        report = _run(job, target, trace, source, workers=rest["workers"], keep=bool(rest["keep"]))
+        report = _run(job, target, trace, source, capacity, workers=rest["workers"], keep=bool(rest["keep"]))
     if rest["html"]:
         Path(rest["html"]).write_text(replay_page(report), encoding="utf-8")
     if as_json:
@@ -109,7 +109,9 @@ def _requests(trace_file: Any, limit: int | None, seed: int) -> tuple[Trace, str
     return trace, str(trace_file.name)
 
 
-def _run(job: Job, target: Target, trace: Trace, source: str, *, workers: int, keep: bool) -> ReplayReport:
+def _run(
+    job: Job, target: Target, trace: Trace, source: str, capacity: int | None, *, workers: int, keep: bool
+) -> ReplayReport:
     try:
         with _progress(len(trace.requests)) as progress:
             tally = play(job, trace.requests, workers, progress)
@@ -122,7 +124,7 @@ def _run(job: Job, target: Target, trace: Trace, source: str, *, workers: int, k
         source=source,
         page_nbytes=job.page_nbytes,
         workers=workers,
-        capacity_nbytes=target.options.get("capacity"),
+        capacity_nbytes=capacity,
         tally=tally,
         unreadable=trace.unreadable,
         notes=notes,

@@ -8,8 +8,8 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from hicache_cli.described import Described, describe, provider_and_spec
-from hicache_cli.output import console, emit_json, json_option, yes_no
+from hicache_cli.described import Described, OptionRow, describe, provider_and_spec
+from hicache_cli.output import console, emit_json, json_option, nbytes_text, yes_no
 from hicache_core.capabilities import Capabilities
 from hicache_core.errors import InvalidOptions
 from hicache_core.registry import Provider
@@ -69,9 +69,17 @@ def _options_table(described: Described) -> Table:
         table.add_column(column, overflow="fold")
     for row in described.rows:
         kind = f"{row.type}, {row.bounds}" if row.bounds else row.type
-        cells = (row.name, kind, row.default or "unset", row.environment, row.value or "unset", row.source)
+        default, value = (_in_words(row, text) for text in (row.default, row.value))
+        cells = (row.name, kind, default, row.environment, value, row.source)
         table.add_row(*map(escape, cells))
     return table
+
+
+def _in_words(row: OptionRow, text: str) -> str:
+    """Say "unset" for nothing, and give a size in units."""
+    if row.type.startswith("size") and text.isdigit():
+        return nbytes_text(int(text))
+    return text or "unset"
 
 
 def _capabilities_table(capabilities: Capabilities) -> Table:

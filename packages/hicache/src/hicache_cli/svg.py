@@ -37,6 +37,8 @@ class Axis:
     low: float | None = None
     """Where the axis begins; None for the least value. A logarithmic one never begins at 0."""
     high: float | None = None
+    ticks: Sequence[float] = ()
+    """Values to label; chosen by the chart where there are none."""
 
 
 def chart(lines: Sequence[Line], x: Axis, y: Axis) -> str:
@@ -62,6 +64,7 @@ class _Scale:
 
     def __init__(self, axis: Axis, values: Sequence[float], start: float, end: float) -> None:
         self._log = axis.log
+        self._ticks = list(axis.ticks)
         low = min(values) if axis.low is None else axis.low
         high = max(values) if axis.high is None else axis.high
         if axis.log:
@@ -78,7 +81,9 @@ class _Scale:
         return self._start + min(max(share, 0.0), 1.0) * (self._end - self._start)
 
     def ticks(self) -> list[float]:
-        """Give round values within the axis."""
+        """Give round values within the axis, or the ones that were asked for."""
+        if self._ticks:
+            return self._ticks
         if self._log:
             exponents = range(math.ceil(self._low - 1e-9), math.floor(self._high + 1e-9) + 1)
             whole = [10.0**exponent for exponent in exponents]
