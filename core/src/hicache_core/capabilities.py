@@ -62,6 +62,14 @@ class Capabilities:
             raise _unknown_word("eviction", self.eviction, _EVICTIONS)
         if self.deadline not in _DEADLINES:
             raise _unknown_word("deadline", self.deadline, _DEADLINES)
+        for field in dataclasses.fields(self):
+            promise = getattr(self, field.name)
+            if field.type == "bool" and type(promise) is not bool:
+                raise InvalidArgument(
+                    f"capability '{field.name}' is not a promise",
+                    value=repr(promise),
+                    remedy="Write True or False.",
+                )
         for name in ("max_segments", "max_batch", "max_page_nbytes"):
             limit = getattr(self, name)
             if limit is not None and (type(limit) is not int or limit < 1):
@@ -86,7 +94,7 @@ class Capabilities:
             if field.name == "deadline":
                 grown = _DEADLINES.index(now) < _DEADLINES.index(declared)
             elif field.name == "eviction":
-                grown = now != "none"
+                grown = now != "none" and (declared, now) != ("lru", "approx")
             elif field.name.startswith("max_"):
                 grown = now is None or (declared is not None and now > declared)
             else:

@@ -7,7 +7,8 @@ is met and a test can compare fields instead of prose.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class HiCacheError(Exception):
@@ -25,11 +26,21 @@ class HiCacheError(Exception):
         self.remedy = remedy
         super().__init__(what, value, remedy)
 
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Let an error cross processes: a class's own constructor takes other arguments than these."""
+        return _restored, (type(self), self.args, self.__dict__)
+
     def __str__(self) -> str:
         head = f"{self.what}: {self.value}" if self.value else self.what
         if not self.remedy:
             return head
         return f"{head}{'' if head.endswith(('.', '?', '!')) else '.'} {self.remedy}"
+
+
+def _restored(kind: type[HiCacheError], args: tuple[Any, ...], fields: dict[str, Any]) -> HiCacheError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 # Misuse: the caller can tell in advance that the call is wrong.
