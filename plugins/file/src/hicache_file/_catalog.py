@@ -1,0 +1,352 @@
+"""The catalog: what this process knows of its namespace, kept up with what others do.
+
+It is built from the journals when an instance opens, when the epoch changes,
+and when the ring of events was overtaken. In between it follows: events tell
+of new, deleted and buried things, and a miss looks whether a foreign journal
+has grown. One lock guards every change; looking a batch up takes none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from hicache_file._epoch import EpochFile
+from hicache_file._files import Folder
+from hicache_file._format import (
+    BURIED,
+    CREATED,
+    DAMAGED,
+    DELETED,
+    RECORD_NBYTES,
+    BadHeader,
+    Event,
+    SegmentHeader,
+    UnknownVersion,
+    unpack_epoch_live,
+)
+from hicache_file._index import ABSENT, RECORD_BITS, RECORD_MASK, PageIndex
+from hicache_file._journal import CHECK, FLAGS, HAS_SUM, LENGTH, Words, parse
+from hicache_file._segment import Handles, Segment, read_growth, read_journal
+
+#: Entries of deleted segments are swept out once there are this many beyond a quarter of the index.
+_SWEEP_FROM = 1 << 14
+_GONE = (errno.ENOENT, errno.ESTALE)
+
+
+class Space:
+    """A namespace's folder and what is shared by all catalogs over it."""
+
+    __slots__ = ("boot", "epoch", "folder", "handles", "lock", "namespace", "next_ordinal")
+
+    def __init__(
+        self, folder: Folder, epoch: EpochFile, handles: Handles, namespace: bytes, boot: bytes
+    ) -> None:
+        self.folder = folder
+        self.epoch = epoch
+        self.handles = handles
+        self.namespace = namespace
+        self.boot = boot
+        #: Guards every change of the catalog, and its replacement by a new one.
+        self.lock = threading.RLock()
+        self.next_ordinal = 0
+
+    def new_segment(self, header: SegmentHeader) -> Segment:
+        """Give a segment an ordinal, which is never used again."""
+        with self.lock:
+            ordinal, self.next_ordinal = self.next_ordinal, self.next_ordinal + 1
+        return Segment(header, ordinal, self.boot)
+
+    def close(self) -> None:
+        """Give every descriptor back that no verb is using."""
+        self.handles.close()
+        self.epoch.close()
+        self.folder.close()
+
+
+class Catalog:
+    """Segments and index of one epoch."""
+
+    def __init__(
+        self, space: Space, words: bytes, known: Sequence[Segment] = (), *, strict: bool = False
+    ) -> None:
+        self.space = space
+        #: The epoch file's live words that this state agrees with; storage compares them on every verb.
+        self.words = words
+        self.epoch, self._head = unpack_epoch_live(words)
+        self.index = PageIndex()
+        self.lock = space.lock
+        self.latest_sequence = 0
+        self._by_id: dict[bytes, Segment] = {}
+        self._by_ordinal: dict[int, Segment] = {}
+        self._growing: list[Segment] = []
+        self._gone: set[int] = set()
+        self._stale = 0
+        #: Names of segments of another epoch that were met: anyone may unlink them.
+        self.void: list[str] = []
+        self._load({segment.header.id: segment for segment in known}, strict=strict)
+
+    def segment(self, ordinal: int) -> Segment | None:
+        """Give a segment by its ordinal; None when it is gone."""
+        return self._by_ordinal.get(ordinal)
+
+    def segments(self) -> list[Segment]:
+        """List the live segments."""
+        with self.lock:
+            return list(self._by_id.values())
+
+    def find(self, digests: Sequence[bytes]) -> list[int]:
+        """Give the place of each key, ABSENT where none is known; asks nobody."""
+        found = self.index.find(digests)
+        gone = self._gone
+        if gone and not gone.isdisjoint({place >> RECORD_BITS for place in found}):
+            with self.lock:
+                for at, place in enumerate(found):
+                    while place >> RECORD_BITS in self._gone:
+                        self.index.remove(digests[at], place)
+                        (place,) = self.index.find([digests[at]])
+                    found[at] = place
+        return found
+
+    def look(self, digests: Sequence[bytes]) -> list[int]:
+        """The same, looking for growth of foreign journals when something is missing (R7)."""
+        found = self.find(digests)
+        if self._growing and ABSENT in found and self.grow():
+            found = self.find(digests)
+        return found
+
+    def grow(self) -> int:
+        """Take in what was appended to foreign journals; returns how many pages."""
+        added = 0
+        with self.lock:
+            for segment in list(self._growing):
+                try:
+                    handle = self.space.handles.take(segment)
+                except (OSError, ValueError) as error:
+                    if isinstance(error, ValueError) or error.errno in _GONE:
+                        self.forget(segment)
+                    continue
+                try:
+                    added += self._add(segment, read_growth(segment, handle.idx))
+                except OSError:
+                    continue
+                finally:
+                    self.space.handles.give(handle)
+                if segment.final:
+                    self._growing.remove(segment)
+        return added
+
+    def follow(self, words: bytes) -> bool:
+        """Catch up with the events that ``words`` count; False when a new catalog has to be loaded."""
+        epoch, head = unpack_epoch_live(words)
+        with self.lock:
+            if epoch != self.epoch:
+                return False
+            events = self.space.epoch.events(self._head, head)
+            if events is None:
+                return False
+            for event in events:
+                self._apply(event)
+            self._head = head
+            self.words = words
+            return True
+
+    def append(self, segment: Segment, digests: Sequence[bytes]) -> None:
+        """Enter pages that this instance has just written behind what the segment had."""
+        start = segment.ordinal << RECORD_BITS | segment.count
+        with self.lock:
+            segment.count += len(digests)
+            if segment.header.epoch == self.epoch:
+                self.index.insert(digests, range(start, start + len(digests)))
+
+    def create(self, segment: Segment) -> None:
+        """Enter a segment."""
+        with self.lock:
+            self._by_id[segment.header.id] = segment
+            self._by_ordinal[segment.ordinal] = segment
+            self.latest_sequence = max(self.latest_sequence, segment.header.sequence)
+
+    def bury(self, digest: bytes, place: int, *, damaged: bool) -> bool:
+        """Forget one copy of a key."""
+        with self.lock:
+            return self.index.remove(digest, place, damaged=damaged)
+
+    def copies(self, digest: bytes) -> list[int]:
+        """Give every live copy of a key."""
+        with self.lock:
+            return [place for place in self.index.copies(digest) if place >> RECORD_BITS not in self._gone]
+
+    def forget(self, segment: Segment) -> None:
+        """A segment's files are gone: its entries no longer count."""
+        with self.lock:
+            if segment.gone or self._by_id.get(segment.header.id) is not segment:
+                return
+            segment.gone = True
+            del self._by_id[segment.header.id]
+            if segment in self._growing:
+                self._growing.remove(segment)
+            self._gone.add(segment.ordinal)
+            self._stale += segment.count
+            self.space.handles.drop(segment.ordinal)
+            if self._stale > _SWEEP_FROM + len(self.index) // 4:
+                self._sweep()
+
+    def records(self, segment: Segment, idx: int, first: int, last: int) -> Words:
+        """Read records [first, last] of a segment.
+
+        Raises:
+            OSError; ValueError when they are no longer what they were.
+        """
+        table = segment.table
+        if table is not None:
+            return table[first : last + 1]
+        start = segment.header.records_start + first * RECORD_NBYTES
+        want = last + 1 - first
+        records = parse(os.pread(idx, want * RECORD_NBYTES, start), segment.header.id, first)
+        if len(records) != want:
+            raise ValueError("a journal that has lost records")
+        return records
+
+    def _load(self, known: dict[bytes, Segment], *, strict: bool) -> None:
+        loaded: list[tuple[Segment, bytes, Words]] = []
+        for name in self.space.folder.names():
+            if not name.endswith(".idx") or len(name) != 36:
+                continue
+            try:
+                header, dead, records, final = read_journal(self.space.folder, name[:-4])
+            except UnknownVersion:
+                if strict:
+                    raise
+                continue
+            except (OSError, BadHeader):
+                continue
+            if header.namespace != self.space.namespace:
+                continue
+            if header.epoch != self.epoch:
+                self.void.append(name[:-4])
+                continue
+            segment = known.get(header.id) or self.space.new_segment(header)
+            segment.final = final and not segment.mine
+            loaded.append((segment, dead, records))
+        loaded.sort(key=lambda entry: entry[0].header.sequence)
+        self._take_in(loaded)
+
+    def _take_in(self, loaded: list[tuple[Segment, bytes, Words]]) -> None:
+        words, places, damaged = [], [], []
+        for segment, dead, records in loaded:
+            if segment.mine and segment.table is not None:
+                records = segment.table[: max(segment.count, len(records))]
+                dead = dead.ljust(len(records), b"\0")
+            else:
+                segment.count = len(records)
+            self.create(segment)
+            if not segment.final and not segment.mine:
+                self._growing.append(segment)
+            alive = _usable(segment, records)
+            flags = np.frombuffer(dead, np.uint8, len(records))
+            if flags.any():
+                bad = records[(flags == DAMAGED) & alive, :CHECK]
+                damaged.extend(row.tobytes() for row in bad)
+                alive &= flags == 0
+            numbers = np.flatnonzero(alive)
+            words.append(records[numbers, :CHECK])
+            places.append(numbers + (segment.ordinal << RECORD_BITS))
+        if words:
+            self.index.load(np.concatenate(words), np.concatenate(places))
+        if damaged:
+            missing = self.index.find(damaged)
+            self.index.damaged.update(d for d, place in zip(damaged, missing, strict=True) if place == ABSENT)
+
+    def _add(self, segment: Segment, records: Words) -> int:
+        count = len(records)
+        if not count:
+            return 0
+        alive = np.flatnonzero(_usable(segment, records))
+        raw = records[:, :CHECK].tobytes()
+        start = segment.ordinal << RECORD_BITS | segment.count
+        self.index.insert([raw[16 * n : 16 * n + 16] for n in alive], [start + n for n in alive.tolist()])
+        segment.count += count
+        return count
+
+    def _apply(self, event: Event) -> None:
+        segment = self._by_id.get(event.id)
+        if event.kind == CREATED and segment is None:
+            self._discover(event.id.hex())
+        elif event.kind == DELETED and segment is not None:
+            self.forget(segment)
+        elif event.kind == BURIED and segment is not None:
+            self._unearth(segment, event.value)
+
+    def _discover(self, name: str) -> None:
+        try:
+            header, dead, records, final = read_journal(self.space.folder, name)
+        except (OSError, ValueError):
+            return
+        if header.epoch != self.epoch or header.namespace != self.space.namespace:
+            return
+        segment = self.space.new_segment(header)
+        segment.final = final
+        self.create(segment)
+        if not final:
+            self._growing.append(segment)
+        alive = _usable(segment, records) & (np.frombuffer(dead, np.uint8, len(records)) == 0)
+        numbers = np.flatnonzero(alive).tolist()
+        raw = records[:, :CHECK].tobytes()
+        start = segment.ordinal << RECORD_BITS
+        self.index.insert([raw[16 * n : 16 * n + 16] for n in numbers], [start + n for n in numbers])
+        segment.count = len(records)
+
+    def _unearth(self, segment: Segment, value: int) -> None:
+        """Somebody buried a record of this segment."""
+        number, damaged = value >> 8, value & 0xFF == DAMAGED
+        try:
+            handle = self.space.handles.take(segment)
+        except (OSError, ValueError):
+            self.forget(segment)
+            return
+        try:
+            if number >= segment.count and not segment.mine:
+                self._add(segment, read_growth(segment, handle.idx))
+            (record,) = self.records(segment, handle.idx, number, number)
+        except (OSError, ValueError):
+            return
+        finally:
+            self.space.handles.give(handle)
+        self.index.remove(record[:CHECK].tobytes(), segment.ordinal << RECORD_BITS | number, damaged=damaged)
+
+    def _sweep(self) -> None:
+        """Drop every entry of a segment that is gone."""
+        gone, self._stale = self._gone, 0
+        self.index.merge(gone)
+        self._gone = set()
+        for ordinal in gone:
+            self._by_ordinal.pop(ordinal, None)
+
+    def usage(self) -> tuple[int, int]:
+        """Count the namespace's pages and their bytes, a key once."""
+        with self.lock:
+            self._sweep()
+            places = self.index.live_places()
+            ordinals = places >> RECORD_BITS
+            nbytes = 0
+            for ordinal in np.unique(ordinals).tolist():
+                segment = self._by_ordinal[ordinal]
+                numbers = places[ordinals == ordinal] & RECORD_MASK
+                handle = self.space.handles.take(segment)
+                try:
+                    records = self.records(segment, handle.idx, 0, int(numbers.max()))
+                finally:
+                    self.space.handles.give(handle)
+                nbytes += int(records[numbers, LENGTH].sum())
+            return len(places), nbytes
+
+
+def _usable(segment: Segment, records: Words) -> np.ndarray:
+    """Leave out what a crash of the machine may have damaged unseen (R9)."""
+    if segment.verify:
+        return (records[:, FLAGS] & np.uint64(HAS_SUM)) != 0
+    return np.ones(len(records), bool)

@@ -1,0 +1,266 @@
+"""Segments as readers see them, and the counted descriptors behind them (R1, R7).
+
+A ``Segment`` is knowledge: header, how many records are known, what was marked.
+A ``Handle`` is two open files. Handles are kept, bounded, and shared: a verb
+takes one, reads, and gives it back; it is closed when the last one has given it
+back and nobody wants it kept, so no descriptor number is ever closed under a
+read. A deleted segment stays readable through the handle that holds it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+
+from hicache_file._files import Folder
+from hicache_file._format import (
+    JOURNAL_HEAD_NBYTES,
+    RECORD_NBYTES,
+    SEGMENT_HEAD_NBYTES,
+    BadHeader,
+    SegmentHeader,
+    check_segment_head,
+    unpack_journal_head,
+)
+from hicache_file._journal import WORDS, Words, parse
+
+#: Journal bytes read at once when looking for growth: 64 records.
+_GROWTH_NBYTES = 4096
+
+
+class Segment:
+    """What this process knows of one segment."""
+
+    __slots__ = ("count", "final", "gone", "header", "marks", "mine", "name", "ordinal", "table", "verify")
+
+    def __init__(self, header: SegmentHeader, ordinal: int, boot: bytes) -> None:
+        self.header = header
+        self.ordinal = ordinal
+        self.name = header.id.hex()
+        #: Records known.
+        self.count = 0
+        #: True once its journal cannot grow any more.
+        self.final = False
+        #: True once its files are unlinked or of another epoch.
+        self.gone = False
+        #: True while a lane of this instance appends to it.
+        self.mine = False
+        #: Records in memory, for our own open segments only.
+        self.table: Words | None = None
+        #: What this process has written to the use bytes; allocated on first use.
+        self.marks: np.ndarray | None = None
+        #: True where a crash may have kept the journal and lost pages: read with verification or not at all (R9).
+        self.verify = not header.synced and header.boot != boot
+
+
+class Handle:
+    """A segment's two open files, with a count of those who use them."""
+
+    __slots__ = ("idx", "kept", "ordinal", "seg", "users")
+
+    def __init__(self, ordinal: int, seg: int, idx: int) -> None:
+        self.ordinal = ordinal
+        self.seg = seg
+        self.idx = idx
+        self.users = 0
+        #: True while the cache holds it.
+        self.kept = True
+
+
+class Handles:
+    """A bounded cache of handles.
+
+    Args:
+        folder: the namespace's folder.
+        limit: how many handles are kept while unused.
+        writable: whether journals are opened for writing (use and dead bytes).
+    """
+
+    def __init__(self, folder: Folder, limit: int, *, writable: bool) -> None:
+        self._folder = folder
+        self._limit = limit
+        self._writable = writable
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, Handle] = OrderedDict()
+        self._lent: set[Handle] = set()
+
+    def take(self, segment: Segment) -> Handle:
+        """Open a segment, or share what is open; give it back with ``give``.
+
+        Raises:
+            OSError: ENOENT or ESTALE when the segment is gone, EMFILE, EACCES ...; BadHeader: not this segment.
+        """
+        with self._lock:
+            handle = self._kept.get(segment.ordinal)
+            if handle is not None:
+                self._kept.move_to_end(segment.ordinal)
+                self._lend(handle)
+                return handle
+        seg, idx = self._retry_when_full(lambda: open_pair(self._folder, segment.header, self._writable))
+        with self._lock:
+            handle = self._kept.get(segment.ordinal)
+            if handle is not None:
+                os.close(seg)
+                os.close(idx)
+            else:
+                handle = self._keep(Handle(segment.ordinal, seg, idx))
+            self._lend(handle)
+            return handle
+
+    def adopt(self, segment: Segment, seg: int, idx: int) -> Handle:
+        """Keep files that the writer has opened itself; counts as taken."""
+        with self._lock:
+            handle = self._keep(Handle(segment.ordinal, seg, idx))
+            self._lend(handle)
+            return handle
+
+    def give(self, handle: Handle) -> None:
+        """Give a handle back."""
+        with self._lock:
+            handle.users -= 1
+            if not handle.users:
+                self._lent.discard(handle)
+                if not handle.kept:
+                    _close(handle)
+
+    def drop(self, ordinal: int) -> None:
+        """Keep a segment's files no longer; they close once nobody uses them."""
+        with self._lock:
+            handle = self._kept.pop(ordinal, None)
+            if handle is not None:
+                self._unkeep(handle)
+
+    def close(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            while self._kept:
+                self._unkeep(self._kept.popitem()[1])
+
+    def close_in_child(self) -> None:
+        """Close every descriptor in a fork's child, where the lock may be held by nobody."""
+        for handle in {*self._kept.values(), *self._lent}:
+            _close(handle)
+        self._kept.clear()
+
+    def open_files(self) -> int:
+        """Count open descriptors, for tests and doctors."""
+        with self._lock:
+            return 2 * len({*self._kept.values(), *self._lent})
+
+    def make_room(self) -> int:
+        """Close every file that nobody uses, for when the process is out of descriptors; how many handles."""
+        with self._lock:
+            idle = [ordinal for ordinal, handle in self._kept.items() if not handle.users]
+            for ordinal in idle:
+                self._unkeep(self._kept.pop(ordinal))
+            return len(idle)
+
+    def _retry_when_full(self, opening: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+        try:
+            return opening()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE) or not self.make_room():
+                raise
+        return opening()
+
+    def _keep(self, handle: Handle) -> Handle:
+        self._kept[handle.ordinal] = handle
+        if len(self._kept) > self._limit:
+            for ordinal, oldest in self._kept.items():
+                if not oldest.users and oldest is not handle:
+                    del self._kept[ordinal]
+                    self._unkeep(oldest)
+                    break
+        return handle
+
+    def _lend(self, handle: Handle) -> None:
+        handle.users += 1
+        self._lent.add(handle)
+
+    def _unkeep(self, handle: Handle) -> None:
+        handle.kept = False
+        if not handle.users:
+            _close(handle)
+
+
+def _close(handle: Handle) -> None:
+    for fd in (handle.seg, handle.idx):
+        if fd >= 0:
+            os.close(fd)
+    handle.seg = handle.idx = -1
+
+
+def open_pair(folder: Folder, header: SegmentHeader, writable: bool) -> tuple[int, int]:
+    """Open a segment's two files and check that they are what they should be."""
+    name = header.id.hex()
+    seg = folder.open(f"{name}.seg")
+    try:
+        check_segment_head(os.pread(seg, SEGMENT_HEAD_NBYTES, 0), header.id, header.namespace)
+        idx = folder.open(f"{name}.idx", os.O_RDWR if writable else os.O_RDONLY)
+    except BaseException:
+        os.close(seg)
+        raise
+    try:
+        if unpack_journal_head(os.pread(idx, JOURNAL_HEAD_NBYTES, 0)) != header:
+            raise BadHeader("another journal under this name")
+    except BaseException:
+        os.close(seg)
+        os.close(idx)
+        raise
+    return seg, idx
+
+
+def read_header(folder: Folder, name: str) -> SegmentHeader:
+    """Read the header of ``<name>.idx``.
+
+    Raises:
+        OSError, BadHeader, UnknownVersion.
+    """
+    fd = folder.open(f"{name}.idx")
+    try:
+        return _named(unpack_journal_head(os.pread(fd, JOURNAL_HEAD_NBYTES, 0)), name)
+    finally:
+        os.close(fd)
+
+
+def read_journal(folder: Folder, name: str) -> tuple[SegmentHeader, bytes, Words, bool]:
+    """Read a whole journal: header, dead bytes, good records, and whether it ends there for good."""
+    fd = folder.open(f"{name}.idx")
+    try:
+        size = os.fstat(fd).st_size
+        raw = os.pread(fd, size, 0)
+    finally:
+        os.close(fd)
+    header = _named(unpack_journal_head(raw), name)
+    records = parse(raw[header.records_start :], header.id)
+    dead = raw[header.dead_start : header.dead_start + len(records)]
+    if len(dead) < len(records):
+        raise BadHeader("a journal without its dead bytes")
+    return header, dead, records, len(raw) <= header.records_start + len(records) * RECORD_NBYTES
+
+
+def read_growth(segment: Segment, idx: int) -> Words:
+    """Read records that were appended since; sets ``segment.final`` where the journal has been cut behind them."""
+    start = segment.header.records_start + segment.count * RECORD_NBYTES
+    raw = os.pread(idx, RECORD_NBYTES, start)
+    if not raw or segment.count >= segment.header.room:
+        segment.final = True
+    if not raw.strip(b"\0"):
+        return np.empty((0, WORDS), np.uint64)
+    raw = os.pread(idx, _GROWTH_NBYTES, start)
+    records = parse(raw, segment.header.id, segment.count)
+    if len(records) * RECORD_NBYTES == _GROWTH_NBYTES:
+        rest = os.pread(idx, (segment.header.room - segment.count) * RECORD_NBYTES, start)
+        records = parse(rest, segment.header.id, segment.count)
+    return records
+
+
+def _named(header: SegmentHeader, name: str) -> SegmentHeader:
+    if header.id.hex() != name:
+        raise BadHeader(f"the journal of {header.id.hex()} under the name {name}")
+    return header

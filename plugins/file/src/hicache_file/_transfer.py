@@ -1,0 +1,183 @@
+"""Moving page bytes between slots and files, hashing them while they are in the cache; no locks, no state.
+
+A batch moves in chunks of about half a MiB, which stay in a core's second-level
+cache between the copy and the hash: hashing all first and moving then costs a
+quarter of the throughput (docs/file-performance.md).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+#: Bytes moved and hashed at a time.
+CHUNK_NBYTES = 512 << 10
+#: Buffers a preadv or pwritev takes. Source: IOV_MAX of Linux.
+MAX_BUFFERS = 1024
+
+View = memoryview
+
+
+class Chunk(NamedTuple):
+    """Pages that lie one behind the other in one file."""
+
+    fd: int
+    offset: int
+    positions: Sequence[int]
+    """Of the pages in the batch, in the order of the file."""
+    sums: Sequence[int] | None
+    """Their checksums; None where there is nothing to compare."""
+
+
+def pages_per_chunk(nbytes: int, buffers_per_page: int) -> int:
+    """Tell how many pages of a size make a chunk."""
+    return max(1, min(CHUNK_NBYTES // nbytes, MAX_BUFFERS // buffers_per_page))
+
+
+def sum_of(views: Sequence[View]) -> int:
+    """Checksum one page."""
+    if len(views) == 1:
+        return xxhash.xxh3_64_intdigest(views[0])
+    hasher = xxhash.xxh3_64()
+    for view in views:
+        hasher.update(view)
+    return hasher.intdigest()
+
+
+def write_pages(
+    fd: int, offset: int, views: Sequence[View], buffers_per_page: int, nbytes: int, sums: list[int] | None
+) -> None:
+    """Write pages one behind the other; ``sums``, when given, gets a checksum a page.
+
+    Raises:
+        OSError: any leading part may have been written.
+    """
+    if nbytes > CHUNK_NBYTES:
+        for start in range(0, len(views), buffers_per_page):
+            page = views[start : start + buffers_per_page]
+            total = _write_large(fd, offset, page, summing=sums is not None)
+            if sums is not None:
+                sums.append(total)
+            offset += nbytes
+        return
+    step = pages_per_chunk(nbytes, buffers_per_page) * buffers_per_page
+    for start in range(0, len(views), step):
+        chunk = views[start : start + step]
+        if sums is not None:
+            if buffers_per_page == 1:
+                sums.extend(map(xxhash.xxh3_64_intdigest, chunk))
+            else:
+                pages = range(0, len(chunk), buffers_per_page)
+                sums.extend([sum_of(chunk[at : at + buffers_per_page]) for at in pages])
+        offset += _write_all(fd, chunk, offset)
+
+
+def read_chunks(
+    chunks: Iterator[Chunk], views: Sequence[View], buffers_per_page: int, nbytes: int, bad: list[int]
+) -> None:
+    """Read chunks until the iterator is empty; ``bad`` gets the positions that are short or do not match.
+
+    Two threads may draw from one list iterator: its ``next`` is atomic under the GIL.
+
+    Raises:
+        OSError: the slots of the chunk at hand are undefined.
+    """
+    for fd, offset, positions, sums in chunks:
+        if nbytes > CHUNK_NBYTES:
+            for at, position in enumerate(positions):
+                page = views[position * buffers_per_page : (position + 1) * buffers_per_page]
+                total = _read_large(fd, offset + at * nbytes, page, summing=sums is not None)
+                if total is None or (sums is not None and total != sums[at]):
+                    bad.append(position)
+            continue
+        first, last = positions[0], positions[-1]
+        if last - first + 1 == len(positions):
+            chunk = views[first * buffers_per_page : (last + 1) * buffers_per_page]
+        else:
+            spans = [views[p * buffers_per_page : (p + 1) * buffers_per_page] for p in positions]
+            chunk = [view for span in spans for view in span]
+        whole = _read_all(fd, chunk, offset, len(positions) * nbytes) // nbytes
+        bad.extend(positions[whole:])
+        if sums is not None:
+            if buffers_per_page == 1:
+                found = list(map(xxhash.xxh3_64_intdigest, chunk[:whole]))
+            else:
+                pages = range(0, whole * buffers_per_page, buffers_per_page)
+                found = [sum_of(chunk[at : at + buffers_per_page]) for at in pages]
+            if found != sums[:whole]:
+                bad.extend(p for p, got, want in zip(positions, found, sums, strict=False) if got != want)
+
+
+def _write_large(fd: int, offset: int, page: Sequence[View], *, summing: bool) -> int:
+    hasher = xxhash.xxh3_64()
+    for piece in _pieces(page):
+        if summing:
+            for view in piece:
+                hasher.update(view)
+        offset += _write_all(fd, piece, offset)
+    return hasher.intdigest()
+
+
+def _read_large(fd: int, offset: int, page: Sequence[View], *, summing: bool) -> int | None:
+    hasher = xxhash.xxh3_64()
+    for piece in _pieces(page):
+        want = sum(map(len, piece))
+        if _read_all(fd, piece, offset, want) != want:
+            return None
+        if summing:
+            for view in piece:
+                hasher.update(view)
+        offset += want
+    return hasher.intdigest()
+
+
+def _pieces(page: Sequence[View]) -> Iterator[list[View]]:
+    """Cut a large page into lists of views of at most a chunk and MAX_BUFFERS each."""
+    piece: list[View] = []
+    room = CHUNK_NBYTES
+    for view in page:
+        while len(view):
+            head, view = view[:room], view[room:]
+            piece.append(head)
+            room -= len(head)
+            if not room or len(piece) == MAX_BUFFERS:
+                yield piece
+                piece, room = [], CHUNK_NBYTES
+    if piece:
+        yield piece
+
+
+def _write_all(fd: int, views: Sequence[View], offset: int) -> int:
+    done = os.pwritev(fd, views, offset)
+    want = sum(map(len, views))
+    total = done
+    while total < want:
+        views = _behind(views, done)
+        done = os.pwritev(fd, views, offset + total)
+        total += done
+    return want
+
+
+def _read_all(fd: int, views: Sequence[View], offset: int, want: int) -> int:
+    total = done = os.preadv(fd, views, offset)
+    while done and total < want:
+        views = _behind(views, done)
+        done = os.preadv(fd, views, offset + total)
+        total += done
+    return total
+
+
+def _behind(views: Sequence[View], done: int) -> list[View]:
+    """Drop what has been moved already."""
+    rest = list(views)
+    at = 0
+    while at < len(rest) and done >= len(rest[at]):
+        done -= len(rest[at])
+        at += 1
+    rest = rest[at:]
+    if rest and done:
+        rest[0] = rest[0][done:]
+    return rest

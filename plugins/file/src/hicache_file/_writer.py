@@ -1,0 +1,359 @@
+"""The writer: appends batches to lanes, and makes and seals the segments behind them (R2, R4, R5).
+
+A segment is made whole under the root's lock: entered into the root's table,
+created, flocked, preallocated, headed. From then on its creator appends without
+any lock of the root: page bytes first, journal records second, so that a record
+that reads well vouches for its page. One batch costs one pwritev a chunk and
+one pwrite for its records.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hicache_core.status import Status
+from hicache_file._budget import Ledger, RootFile, pair_nbytes, remove_pair
+from hicache_file._catalog import Catalog, Space
+from hicache_file._evict import Evictor
+from hicache_file._files import preallocate, status_of, try_lock, write_exactly
+from hicache_file._format import (
+    CREATED,
+    RECORD_NBYTES,
+    SEGMENT_HEAD_NBYTES,
+    Event,
+    SegmentHeader,
+    Slot,
+    data_start,
+    journal_nbytes,
+    journal_room,
+    pack_journal_head,
+    pack_segment_head,
+)
+from hicache_file._journal import WORDS, build
+from hicache_file._lanes import SHARED_FROM_NBYTES, Helper, Lane
+from hicache_file._transfer import View, write_pages
+
+#: A segment takes at most this part of the budget, open ones of all processes this part.
+SEGMENT_SHARE, OPEN_SHARE = 128, 4
+
+
+class NoRoom(OSError):
+    """The budget, or a fair share of it, is used up."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.ENOSPC, why)
+
+
+class OneLane(Exception):
+    """There is room for one lane only; not an error."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Pages to append, and what became of each."""
+
+    digests: Sequence[bytes]
+    checks: Sequence[int]
+    views: Sequence[View]
+    buffers_per_page: int
+    nbytes: int
+    statuses: list[Status]
+    floor: int = 0
+    """The sequence of the oldest segment that this batch wrote to: not to be evicted for its own later pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSettings:
+    """What of the options concerns writing."""
+
+    segment_nbytes: int
+    lanes: int
+    checksum: bool
+    fsync: bool
+    timeout_s: float
+
+
+class Writer:
+    """Appends for one instance; thread-safe."""
+
+    def __init__(
+        self,
+        space: Space,
+        root: RootFile,
+        settings: WriterSettings,
+        catalog: Callable[[], Catalog],
+        *,
+        capacity: int,
+    ) -> None:
+        self._space = space
+        self._root = root
+        self._settings = settings
+        self._catalog = catalog
+        self._lanes = [Lane() for _ in range(settings.lanes)]
+        #: The root's budget as last seen, 0 for none.
+        self.capacity = capacity
+        self.helper = Helper()
+        self.evictor = Evictor(root, settings.fsync)
+
+    def append(self, batch: Batch) -> None:
+        """Write a batch; its statuses say what came of each page."""
+        count = len(batch.digests)
+        big = len(self._lanes) > 1 and count > 1 and count * batch.nbytes >= SHARED_FROM_NBYTES
+        if not (big and self.helper.claim()):
+            self._append_on_any(batch, 0, count)
+            return
+        try:
+            half = count // 2
+            task = self.helper.start(lambda: self._append(self._lanes[1], batch, half, count))
+            try:
+                self._append(self._lanes[0], batch, 0, half)
+            finally:
+                task.join()
+        finally:
+            self.helper.release()
+
+    def seal(self, timeout_s: float) -> None:
+        """Seal every lane; for close().
+
+        Raises:
+            OSError.
+        """
+        with self._root.held(timeout_s) as ledger:
+            for lane in self._lanes:
+                if lane.lock.acquire(timeout=timeout_s):
+                    try:
+                        self._seal(lane, ledger)
+                    finally:
+                        lane.lock.release()
+
+    def drop_void(self, epoch: int, timeout_s: float) -> None:
+        """Leave lanes whose epoch is over, where no set is at work on them."""
+        with self._root.held(timeout_s) as ledger:
+            for lane in self._lanes:
+                if lane.lock.acquire(blocking=False):
+                    try:
+                        if lane.segment is not None and lane.segment.header.epoch != epoch:
+                            self._seal(lane, ledger)
+                    finally:
+                        lane.lock.release()
+
+    def close(self, timeout_s: float) -> None:
+        """End the helper; the lanes are sealed already."""
+        self.helper.close(timeout_s)
+        self.evictor.close()
+
+    def _append_on_any(self, batch: Batch, start: int, stop: int) -> None:
+        """Use a lane that is free, or wait for the first."""
+        for lane in reversed(self._lanes[1:]):
+            if self._lanes[0].lock.locked() and lane.segment is not None and not lane.lock.locked():
+                self._append(lane, batch, start, stop)
+                return
+        self._append(self._lanes[0], batch, start, stop)
+
+    def _append(self, lane: Lane, batch: Batch, start: int, stop: int) -> None:
+        if not lane.lock.acquire(timeout=self._settings.timeout_s):
+            batch.statuses[start:stop] = [Status.TIMEOUT] * (stop - start)
+            return
+        try:
+            while start < stop:
+                start += self._append_some(lane, batch, start, stop)
+            return
+        except OneLane:
+            pass
+        except OSError as error:
+            batch.statuses[start:stop] = [status_of(error)] * (stop - start)
+            return
+        finally:
+            lane.lock.release()
+        self._append(self._lanes[0], batch, start, stop)
+
+    def _append_some(self, lane: Lane, batch: Batch, start: int, stop: int) -> int:
+        """Write as many pages as the open segment takes, one at least; the lane is locked."""
+        catalog = self._catalog()
+        if not lane.fits(batch.nbytes) or lane.segment is None or lane.segment.header.epoch != catalog.epoch:
+            self._renew(lane, catalog, batch)
+        segment, handle = lane.segment, lane.handle
+        count = min(stop - start, lane.fits(batch.nbytes))
+        if segment is None or handle is None or segment.table is None or count < 1:
+            raise NoRoom("a new segment takes no page")
+        batch.floor = min(batch.floor or segment.header.sequence, segment.header.sequence)
+        sums: list[int] | None = [] if self._settings.checksum else None
+        per = batch.buffers_per_page
+        views = batch.views[start * per : (start + count) * per]
+        write_pages(handle.seg, lane.data_end, views, per, batch.nbytes, sums)
+        if self._settings.fsync:
+            os.fdatasync(handle.seg)
+        digests, first = batch.digests[start : start + count], segment.count
+        records = build(
+            segment.header.id,
+            first,
+            digests,
+            batch.checks[start : start + count],
+            offset=lane.data_end,
+            nbytes=batch.nbytes,
+            sums=sums,
+        )
+        segment.table[first : first + count] = records
+        try:
+            write_exactly(
+                handle.idx, records.data.cast("B"), segment.header.records_start + first * RECORD_NBYTES
+            )
+        except OSError:
+            _cut_journal(lane)
+            raise
+        if self._settings.fsync:
+            os.fdatasync(handle.idx)
+        lane.data_end += count * batch.nbytes
+        with self._space.lock:
+            self._catalog().append(segment, digests)
+        return count
+
+    def _renew(self, lane: Lane, catalog: Catalog, batch: Batch) -> None:
+        """Seal what the lane has and open a new segment, making room for it.
+
+        Raises:
+            OneLane; OSError: ENOSPC, EACCES, ETIMEDOUT ...
+        """
+        with self._root.held(self._settings.timeout_s) as ledger:
+            self.capacity = ledger.capacity
+            self._seal(lane, ledger)
+            nbytes = self._wanted_nbytes(lane, ledger, batch.nbytes)
+            least = _least_nbytes(batch.nbytes)
+            while True:
+                total = nbytes + journal_nbytes(journal_room(nbytes))
+                try:
+                    self.evictor.make_room(ledger, total, batch.floor)
+                    self._open(lane, ledger, catalog, nbytes)
+                    return
+                except OSError as error:
+                    if error.errno != errno.ENOSPC or nbytes <= least:
+                        raise
+                nbytes = max(least, nbytes // 2)
+
+    def _wanted_nbytes(self, lane: Lane, ledger: Ledger, page_nbytes: int) -> int:
+        """Choose a segment's size: the usual one, or what a fair share of a small budget leaves.
+
+        Raises:
+            OneLane, NoRoom.
+        """
+        least = _least_nbytes(page_nbytes)
+        if not ledger.capacity:
+            return max(least, self._settings.segment_nbytes)
+        nbytes = max(least, min(self._settings.segment_nbytes, ledger.capacity // SEGMENT_SHARE))
+        share = ledger.capacity // OPEN_SHARE
+        if ledger.open_nbytes + _total_nbytes(nbytes) > share:
+            ledger.reap()
+        if ledger.open_nbytes + _total_nbytes(nbytes) > share and lane is not self._lanes[0]:
+            raise OneLane
+        while ledger.open_nbytes + _total_nbytes(nbytes) > share:
+            if nbytes <= least:
+                raise NoRoom("open segments take a quarter of the budget already")
+            nbytes = max(least, nbytes // 2)
+        return nbytes
+
+    def _open(self, lane: Lane, ledger: Ledger, catalog: Catalog, nbytes: int) -> None:
+        space = self._space
+        header = SegmentHeader(
+            id=os.urandom(16),
+            namespace=space.namespace,
+            boot=space.boot,
+            sequence=ledger.draw_sequence(),
+            epoch=catalog.epoch,
+            room=journal_room(nbytes),
+            data_start=data_start(nbytes),
+            nbytes=nbytes,
+            created_ns=time.time_ns(),
+            synced=self._settings.fsync,
+        )
+        total = _total_nbytes(nbytes)
+        ledger.begin()
+        ledger.register(Slot(space.namespace, header.id, total))
+        seg, idx = self._make_files(ledger, header)
+        ledger.used += total
+        segment = space.new_segment(header)
+        segment.mine = True
+        segment.table = np.zeros((header.room, WORDS), np.uint64)
+        with space.lock:
+            self._catalog().create(segment)
+        lane.enter(segment, space.handles.adopt(segment, seg, idx))
+
+    def _make_files(self, ledger: Ledger, header: SegmentHeader) -> tuple[int, int]:
+        folder, name = self._space.folder, header.id.hex()
+        made: list[int] = []
+        try:
+            for ending in ("seg", "idx"):
+                made.append(folder.open(f"{name}.{ending}", os.O_RDWR | os.O_CREAT | os.O_EXCL))
+            seg, idx = made
+            if not try_lock(seg):
+                raise OSError(errno.ENOLCK, "a new segment cannot be locked")
+            preallocate(seg, header.nbytes)
+            preallocate(idx, journal_nbytes(header.room))
+            write_exactly(seg, pack_segment_head(header.id, header.namespace), 0)
+            write_exactly(idx, pack_journal_head(header), 0)
+            if self._settings.fsync:
+                os.fsync(seg)
+                os.fsync(idx)
+                folder.sync()
+            with self._space.epoch.lock.held(self._settings.timeout_s):
+                self._space.epoch.append([Event(CREATED, header.id, header.sequence)], header.epoch)
+            return seg, idx
+        except BaseException:
+            for fd in made:
+                os.close(fd)
+            remove_pair(folder, name)
+            ledger.unregister(header.id)
+            raise
+
+    def _seal(self, lane: Lane, ledger: Ledger) -> None:
+        """Give back the unused tail and the lock; the lane and the root are locked."""
+        segment, handle = lane.segment, lane.handle
+        if segment is None or handle is None:
+            return
+        folder, name = self._space.folder, segment.name
+        ledger.begin()
+        before = pair_nbytes(folder, name)
+        if not segment.count or segment.header.epoch != self._catalog().epoch:
+            remove_pair(folder, name)
+            self._catalog().forget(segment)
+        else:
+            os.ftruncate(handle.seg, lane.data_end)
+            os.ftruncate(handle.idx, segment.header.records_start + segment.count * RECORD_NBYTES)
+            if self._settings.fsync:
+                os.fdatasync(handle.seg)
+                os.fdatasync(handle.idx)
+        ledger.used += pair_nbytes(folder, name) - before
+        fcntl.flock(handle.seg, fcntl.LOCK_UN)
+        ledger.unregister(segment.header.id)
+        lane.leave()
+        with self._space.lock:
+            segment.mine, segment.final, segment.table = False, True, None
+        self._space.handles.give(handle)
+
+
+def _cut_journal(lane: Lane) -> None:
+    """A journal write failed half-way: nothing may be appended behind what it left."""
+    lane.full = True
+    segment, handle = lane.segment, lane.handle
+    if segment is None or handle is None:
+        return
+    try:
+        os.ftruncate(handle.idx, segment.header.records_start + segment.count * RECORD_NBYTES)
+    except OSError:
+        pass  # a reader may find whole pages there that no set has promised
+
+
+def _total_nbytes(segment_nbytes: int) -> int:
+    return segment_nbytes + journal_nbytes(journal_room(segment_nbytes))
+
+
+def _least_nbytes(page_nbytes: int) -> int:
+    """Tell the smallest segment that takes one page."""
+    small = SEGMENT_HEAD_NBYTES + page_nbytes
+    return page_nbytes + data_start(small)
