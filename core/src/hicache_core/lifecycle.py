@@ -84,7 +84,7 @@ class VerbGate:
         with self._idle:
             self._state = _CLOSED
             deadline = time.monotonic() + timeout_s
-            while self._running:
+            while self._running > 0:  # below, in the child of a fork inside a verb
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
@@ -145,5 +145,8 @@ def _after_fork_in_child() -> None:
     for reference in list(_watched.values()):
         instance = reference()
         if instance is not None:
-            instance.after_fork_in_child()
+            try:
+                instance.after_fork_in_child()
+            except Exception:  # noqa: BLE001 - the others must be closed whatever this one does
+                continue
     _watched.clear()

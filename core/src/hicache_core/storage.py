@@ -50,7 +50,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hicache_core.capabilities import Capabilities
-from hicache_core.errors import InvalidArgument, InvalidPages, UnsupportedOperation
+from hicache_core.errors import (
+    BackendTimeout,
+    BackendUnavailable,
+    InvalidArgument,
+    InvalidPages,
+    UnsupportedOperation,
+)
 from hicache_core.lifecycle import VerbGate, close_in_child
 from hicache_core.memory import HostPool, Pages
 from hicache_core.spec import BackendSpec
@@ -75,7 +81,8 @@ class HiCacheStorageConfig:
     """Seconds a verb, open and close may take (C11)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.timeout_s, (int, float)) or not 0 < self.timeout_s < float("inf"):
+        number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
+        if not number or not 0 < self.timeout_s < float("inf"):
             raise InvalidArgument(
                 "timeout_s is not a time",
                 value=repr(self.timeout_s),
@@ -173,8 +180,12 @@ class HiCacheStorage(ABC):
         """
         statuses = self.batch_contains(keys)
         for count, status in enumerate(statuses):
-            if status is not Status.OK:
-                return count
+            if status is Status.OK:
+                continue
+            if not count and status in (Status.UNAVAILABLE, Status.TIMEOUT):
+                kind = BackendTimeout if status is Status.TIMEOUT else BackendUnavailable
+                raise kind(f"'{self.spec.name}' could not tell which pages exist")
+            return count
         return len(statuses)
 
     @abstractmethod
