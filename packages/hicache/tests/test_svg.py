@@ -15,13 +15,27 @@ def drawn(lines, x, y):
 def test_points_are_placed_linearly_between_the_axes():
     root = drawn([Line("a", [(0, 0), (5, 1), (10, 2)])], Axis("x"), Axis("y"))
     (polyline,) = root.iter("polyline")
-    assert polyline.get("points") == "70.0,270.0 405.0,145.0 740.0,20.0"
+    assert polyline.get("points") == "70.0,270.0 400.0,145.0 730.0,20.0"
 
 
 def test_a_logarithmic_axis_spaces_decades_equally():
     root = drawn([Line("a", [(1, 0), (10, 1), (100, 2)])], Axis("x", log=True), Axis("y"))
     (polyline,) = root.iter("polyline")
-    assert [point.split(",")[0] for point in polyline.get("points").split()] == ["70.0", "405.0", "740.0"]
+    assert [point.split(",")[0] for point in polyline.get("points").split()] == ["70.0", "400.0", "730.0"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0.5, 2000.0, ["1", "10", "100", "1e+03"]),
+        (3.0, 60.0, ["5", "10", "20", "50"]),
+        (3.1, 3.4, ["3.1", "3.4"]),
+    ],
+)
+def test_a_logarithmic_axis_has_round_labels_or_its_ends(low, high, labels):
+    root = drawn([Line("a", [(low, 0), (high, 1)])], Axis("x", log=True), Axis("y"))
+    texts = [text for text in root.iter("text") if text.get("y") == "288.0"]
+    assert [text.text for text in texts] == labels
 
 
 def test_labels_are_escaped_and_each_line_is_in_the_legend():

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Points of a plotted line; more would only make the page heavy.
 _POINTS = 400
+#: Stretches into which a log is cut for the hit rate over time; more would be noise.
+_STRETCHES = 120
 
 _STYLE = """
 :root { color-scheme: light dark; --fg: #1c2128; --bg: #ffffff; --grid: #d8dde3; }
@@ -100,7 +102,7 @@ def replay_page(report: ReplayReport) -> str:
 def hit_rate_lines(tally: Tally) -> list[Line]:
     """Give the hit rate of each stretch of requests, and from the first request on, in the log's order."""
     order = sorted(range(len(tally.places)), key=tally.places.__getitem__)
-    step = max(1, -(-len(order) // _POINTS))
+    step = max(1, -(-len(order) // _STRETCHES))
     stretch, since_start = [], []
     all_hits = all_blocks = 0
     for first in range(0, len(order), step):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 760, 320
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 20, 50
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 30, 20, 50
 _TICKS = 5
 COLOURS = 8
 
@@ -32,7 +32,7 @@ class Axis:
     """One direction of a chart."""
 
     label: str
-    text: Callable[[float], str] = "{:g}".format
+    text: Callable[[float], str] = "{:.3g}".format
     log: bool = False
     low: float | None = None
     """Where the axis begins; None for the least value. A logarithmic one never begins at 0."""
@@ -85,13 +85,21 @@ class _Scale:
         if self._ticks:
             return self._ticks
         if self._log:
-            exponents = range(math.ceil(self._low - 1e-9), math.floor(self._high + 1e-9) + 1)
-            whole = [10.0**exponent for exponent in exponents]
-            return whole if len(whole) > 1 else [10.0**self._low, 10.0**self._high]
+            return self._log_ticks()
         step = _round_step((self._high - self._low) / _TICKS)
         first = math.ceil(self._low / step - 1e-9)
         last = math.floor(self._high / step + 1e-9)
         return [n * step for n in range(first, last + 1)]
+
+    def _log_ticks(self) -> list[float]:
+        """Give powers of ten; on a short axis 2 and 5 times them too; on a very short one its ends."""
+        exponents = range(math.floor(self._low), math.floor(self._high) + 1)
+        for factors in ((1,), (1, 2, 5)):
+            values = [factor * 10.0**exponent for exponent in exponents for factor in factors]
+            inside = [v for v in values if self._low - 1e-9 <= math.log10(v) <= self._high + 1e-9]
+            if len(inside) > 2:
+                return inside
+        return [10.0**self._low, 10.0**self._high]
 
 
 def _round_step(rough: float) -> float:

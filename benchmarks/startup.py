@@ -1,0 +1,107 @@
+"""Start-up, as whole processes: what a program pays for hicache before it does anything.
+
+    python benchmarks/startup.py [--rounds 20] [--json]
+
+Each pair is ours against a thing that everybody has; both run in every round,
+the order rotates, and the ratio is taken round by round. Bytecode is written by
+one run of each before the first round. The goal is in PAIRS: the floor must
+hold, the stretch is wanted; below the floor the exit status is 1.
+
+What limits each: `import hicache_core` loads names on first use, so it is the
+package's own file and importlib. `hicache backends` starts click and rich, as
+its opponent does, and on top reads the metadata of every distribution
+(importlib.metadata, which brings email and zipfile: about 20 ms) and imports the
+specs with the loader (about 15 ms).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Ours, theirs, and at most how many times theirs ours may take."""
+
+    name: str
+    ours: tuple[str, ...]
+    against: tuple[str, ...]
+    floor: float
+    stretch: float
+
+
+PAIRS = (
+    Pair("import hicache_core", ("-c", "import hicache_core"), ("-c", "import pluggy"), 3.0, 2.0),
+    Pair(
+        "hicache backends",
+        ("-c", "import sys; sys.argv[1:] = ['backends']; from hicache_cli.main import main; main()"),
+        ("-c", "import click, rich.table"),
+        3.0,
+        2.0,
+    ),
+)
+
+
+def seconds(arguments: tuple[str, ...]) -> float:
+    """Run one interpreter and give the wall-clock seconds from its start to its end."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - began
+
+
+def measure(rounds: int) -> list[dict[str, object]]:
+    """Run all pairs and give a row for each."""
+    sides = [(pair, side) for pair in PAIRS for side in ("ours", "against")]
+    taken: dict[tuple[str, str], list[float]] = {(pair.name, side): [] for pair, side in sides}
+    for pair, side in sides:
+        seconds(getattr(pair, side))
+    for number in range(rounds):
+        turn = number % len(sides)
+        for pair, side in sides[turn:] + sides[:turn]:
+            taken[pair.name, side].append(seconds(getattr(pair, side)))
+    rows = []
+    for pair in PAIRS:
+        ours, against = taken[pair.name, "ours"], taken[pair.name, "against"]
+        ratios = sorted(a / b for a, b in zip(ours, against, strict=True))
+        rows.append(
+            {
+                "what": pair.name,
+                "against": " ".join(pair.against[1:]),
+                "ours_ms": median(ours) * 1e3,
+                "against_ms": median(against) * 1e3,
+                "ratio": median(ratios),
+                "low": ratios[0],
+                "high": ratios[-1],
+                "floor": pair.floor,
+                "stretch": pair.stretch,
+            }
+        )
+    return rows
+
+
+def main() -> int:
+    """Measure, print, and say by the exit status whether every floor holds."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = measure(arguments.rounds)
+    if arguments.json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    else:
+        for row in rows:
+            sys.stdout.write(
+                "{what}: {ours_ms:.1f} ms, {ratio:.2f} times ({low:.2f}-{high:.2f}) '{against}' "
+                "({against_ms:.1f} ms); floor {floor:g}, stretch {stretch:g}\n".format(**row)
+            )
+    return int(any(row["ratio"] > row["floor"] for row in rows))  # type: ignore[operator]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
