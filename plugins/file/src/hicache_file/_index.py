@@ -45,12 +45,14 @@ _EMPTY = _Base(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.in
 class PageIndex:
     """Digest -> place, with what is known to be damaged."""
 
-    __slots__ = ("_state", "damaged", "spare")
+    __slots__ = ("_state", "damaged", "mismatched", "spare")
 
     def __init__(self) -> None:
         self._state: tuple[dict[bytes, int], _Base] = ({}, _EMPTY)
         #: Digests whose only copies are damaged.
         self.damaged: set[bytes] = set()
+        #: Digests on which a get has found another size; an OK get or set takes them out.
+        self.mismatched: set[bytes] = set()
         #: Digest -> further live places.
         self.spare: dict[bytes, list[int]] = {}
 
@@ -80,6 +82,8 @@ class PageIndex:
                     self.spare.setdefault(digest, []).append(older)
         if self.damaged:
             self.damaged.difference_update(digests)
+        if self.mismatched:
+            self.mismatched.difference_update(digests)
         overlay.update(zip(digests, places, strict=True))
         if len(set(digests)) != len(digests):
             self._keep_repeats(digests, places)

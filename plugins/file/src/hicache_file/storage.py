@@ -81,9 +81,11 @@ class HiCacheFile(HiCacheStorage):
                 digests = digests_of(list(map(str.encode, keys)))
                 found = catalog.look(digests)
                 if ABSENT not in found:
-                    return [OK] * len(keys)
-                statuses = [Status.MISS if place == ABSENT else OK for place in found]
-                self._name_damaged(catalog, digests, statuses)
+                    statuses = [OK] * len(keys)
+                else:
+                    statuses = [Status.MISS if place == ABSENT else OK for place in found]
+                    _name_damaged(catalog, digests, statuses)
+                _name_mismatched(catalog, digests, statuses)
                 return statuses
             except OSError as error:
                 return [_of_backend(error)] * len(keys)
@@ -278,7 +280,8 @@ class HiCacheFile(HiCacheStorage):
             if state.marking:
                 for segment, numbers in plan.used:
                     state.mark(catalog, segment, numbers)
-            self._name_damaged(catalog, digests, plan.statuses)
+            _name_damaged(catalog, digests, plan.statuses)
+            _learn_mismatches(catalog, digests, plan.statuses)
             return plan.statuses
         return [Status.MISS] * len(digests)
 
@@ -308,13 +311,6 @@ class HiCacheFile(HiCacheStorage):
         for digest, (place,) in zip(chosen, places, strict=True):
             catalog.bury(digest, place, damaged=True)
 
-    def _name_damaged(self, catalog: Catalog, digests: Sequence[bytes], statuses: list[Status]) -> None:
-        damaged = catalog.index.damaged
-        if damaged:
-            for position, status in enumerate(statuses):
-                if status is Status.MISS and digests[position] in damaged:
-                    statuses[position] = Status.CORRUPT
-
     def _set(self, digests: list[bytes], checks: list[int], locs: Pages) -> list[Status]:
         state = self._state()
         writer = state.writer
@@ -331,6 +327,8 @@ class HiCacheFile(HiCacheStorage):
             first_of = dict(zip(reversed([digests[p] for p in wanted]), reversed(wanted), strict=True))
             unique = wanted if len(first_of) == len(wanted) else sorted(first_of.values())
             statuses = [OK] * len(digests)
+            if catalog.index.mismatched:
+                catalog.index.mismatched.difference_update(digests)
             if unique:
                 self._append(writer.append, unique, digests, checks, locs, statuses)
                 if len(unique) != len(wanted):
@@ -364,6 +362,33 @@ class HiCacheFile(HiCacheStorage):
         append(batch)  # type: ignore[operator]
         for position, status in zip(positions, batch.statuses, strict=True):
             statuses[position] = status
+
+
+def _name_damaged(catalog: Catalog, digests: Sequence[bytes], statuses: list[Status]) -> None:
+    """Say CORRUPT where a key is missing because its value is known to be damaged (C6)."""
+    damaged = catalog.index.damaged
+    if damaged:
+        for position, status in enumerate(statuses):
+            if status is Status.MISS and digests[position] in damaged:
+                statuses[position] = Status.CORRUPT
+
+
+def _name_mismatched(catalog: Catalog, digests: Sequence[bytes], statuses: list[Status]) -> None:
+    """Say SIZE_MISMATCH where a get has found one (C6)."""
+    mismatched = catalog.index.mismatched
+    if mismatched:
+        for position, status in enumerate(statuses):
+            if status is OK and digests[position] in mismatched:
+                statuses[position] = Status.SIZE_MISMATCH
+
+
+def _learn_mismatches(catalog: Catalog, digests: Sequence[bytes], statuses: Sequence[Status]) -> None:
+    """Remember for contains on which keys this get found another size."""
+    known = catalog.index.mismatched
+    if Status.SIZE_MISMATCH in statuses:
+        known.update(d for d, s in zip(digests, statuses, strict=True) if s is Status.SIZE_MISMATCH)
+    elif known:
+        known.difference_update(d for d, s in zip(digests, statuses, strict=True) if s is OK)
 
 
 def _of_backend(error: OSError) -> Status:
