@@ -41,7 +41,7 @@ _GONE = (errno.ENOENT, errno.ESTALE)
 class Space:
     """A namespace's folder and what is shared by all catalogs over it."""
 
-    __slots__ = ("boot", "epoch", "folder", "handles", "lock", "namespace", "next_ordinal")
+    __slots__ = ("boot", "epoch", "folder", "handles", "lock", "namespace", "next_ordinal", "own")
 
     def __init__(
         self, folder: Folder, epoch: EpochFile, handles: Handles, namespace: bytes, boot: bytes
@@ -54,6 +54,8 @@ class Space:
         #: Guards every change of the catalog, and its replacement by a new one.
         self.lock = threading.RLock()
         self.next_ordinal = 0
+        #: Segments that lanes of this instance have open, by id.
+        self.own: dict[bytes, Segment] = {}
 
     def new_segment(self, header: SegmentHeader) -> Segment:
         """Give a segment an ordinal, which is never used again."""
@@ -229,7 +231,7 @@ class Catalog:
             if header.epoch != self.epoch:
                 self.void.append(name[:-4])
                 continue
-            segment = known.get(header.id) or self.space.new_segment(header)
+            segment = self.space.own.get(header.id) or known.get(header.id) or self.space.new_segment(header)
             segment.final = final and not segment.mine
             loaded.append((segment, dead, records))
         loaded.sort(key=lambda entry: entry[0].header.sequence)
@@ -274,7 +276,10 @@ class Catalog:
 
     def _apply(self, event: Event) -> None:
         segment = self._by_id.get(event.id)
-        if event.kind == CREATED and segment is None:
+        own = self.space.own.get(event.id)
+        if event.kind == CREATED and own is not None:
+            self.create(own)
+        elif event.kind == CREATED and segment is None:
             self._discover(event.id.hex())
         elif event.kind == DELETED and segment is not None:
             self.forget(segment)

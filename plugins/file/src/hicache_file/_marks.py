@@ -76,9 +76,11 @@ def bury(
     """
     events: list[Event] = []
     statuses = []
+    seen: set[bytes] = set()
     for digest, places in zip(digests, copies, strict=True):
-        status = OK if places else Status.MISS
-        for place in places:
+        status = OK if places and digest not in seen else Status.MISS
+        seen.add(digest)
+        for place in places if status is OK else ():
             try:
                 event = _bury_one(catalog, place, kind)
             except OSError as error:

@@ -245,8 +245,9 @@ class Writer:
         """
         least = _least_nbytes(page_nbytes)
         if not ledger.capacity:
-            return max(least, self._settings.segment_nbytes)
-        nbytes = max(least, min(self._settings.segment_nbytes, ledger.capacity // SEGMENT_SHARE))
+            return max(least, _whole_pages(self._settings.segment_nbytes, page_nbytes))
+        usual = min(self._settings.segment_nbytes, ledger.capacity // SEGMENT_SHARE)
+        nbytes = max(least, _whole_pages(usual, page_nbytes))
         share = ledger.capacity // OPEN_SHARE
         if ledger.open_nbytes + _total_nbytes(nbytes) > share:
             ledger.reap()
@@ -275,11 +276,18 @@ class Writer:
         total = _total_nbytes(nbytes)
         ledger.begin()
         ledger.register(Slot(space.namespace, header.id, total))
-        seg, idx = self._make_files(ledger, header)
-        ledger.used += total
         segment = space.new_segment(header)
         segment.mine = True
         segment.table = np.zeros((header.room, WORDS), np.uint64)
+        with space.lock:  # before others can hear of it: our own catalog must not take it for theirs
+            space.own[header.id] = segment
+        try:
+            seg, idx = self._make_files(ledger, header)
+        except BaseException:
+            with space.lock:
+                del space.own[header.id]
+            raise
+        ledger.used += total
         with space.lock:
             self._catalog().create(segment)
         lane.enter(segment, space.handles.adopt(segment, seg, idx))
@@ -333,6 +341,7 @@ class Writer:
         ledger.unregister(segment.header.id)
         lane.leave()
         with self._space.lock:
+            self._space.own.pop(segment.header.id, None)
             segment.mine, segment.final, segment.table = False, True, None
         self._space.handles.give(handle)
 
@@ -351,6 +360,13 @@ def _cut_journal(lane: Lane) -> None:
 
 def _total_nbytes(segment_nbytes: int) -> int:
     return segment_nbytes + journal_nbytes(journal_room(segment_nbytes))
+
+
+def _whole_pages(nbytes: int, page_nbytes: int) -> int:
+    """Make a segment hold whole pages: what fits, a small header on top of it, a large one within."""
+    start = data_start(nbytes)
+    within = nbytes if start == SEGMENT_HEAD_NBYTES else nbytes - start
+    return within // page_nbytes * page_nbytes + start
 
 
 def _least_nbytes(page_nbytes: int) -> int:
