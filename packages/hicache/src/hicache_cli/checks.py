@@ -24,7 +24,7 @@ from hicache_core.spec import BackendSpec, Requirement
 T = TypeVar("T")
 
 #: Entry-point group of a plugin's own checks: backend name -> callable(options) -> iterable of
-#: (check, ok, found, remedy); ok is None for a remark. docs/doctor.md describes it.
+#: (check, ok, found, remedy); ok is None for a remark. README.md shows one.
 DOCTOR_GROUP = "hicache.doctor"
 
 #: Seconds that importing one native module may take; CUDA libraries take several.
