@@ -1,0 +1,95 @@
+"""A real sgl.Engine on a CPU with a tiny random model: what it answers, and where its prefix came from.
+
+    python cpu_engine.py '{"backend": "hicache.file", "extra": {...}, "rounds": 2, "model": "FOLDER"}'
+
+Prints one JSON object. ``rounds`` generations of the same prompt, the device and
+host caches flushed before each but the first; ``steps`` may name a file and a text
+to be written into it before a round, to make a store misbehave.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+PAGE = 16
+PROMPT = [7 + (i * 37) % 200 for i in range(33 * PAGE + 5)]
+
+
+def make_model(folder: Path) -> Path:
+    """Write the config of a Llama of two layers; its weights are made up by ``load_format=dummy``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 64,
+        "intermediate_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 2,
+        "head_dim": 16, "vocab_size": 256, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+        "initializer_range": 0.02, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+        "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def arguments(model: str, backend: str | None, extra: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Give an engine's keyword arguments for a CPU, with a hierarchical cache when there is a backend."""
+    chosen: dict[str, Any] = dict(
+        model_path=model, device="cpu", load_format="dummy", attention_backend="torch_native",
+        sampling_backend="pytorch", grammar_backend="none", skip_tokenizer_init=True, disable_cuda_graph=True,
+        disable_overlap_schedule=True, mem_fraction_static=0.05, max_total_tokens=2048, page_size=PAGE,
+        context_length=1024, dtype="bfloat16", log_level="warning",
+    )  # fmt: skip
+    if backend is not None:
+        chosen |= dict(
+            enable_hierarchical_cache=True, hicache_ratio=2.0, hicache_mem_layout="page_first_direct",
+            hicache_io_backend="direct", hicache_storage_backend=backend,
+            hicache_storage_prefetch_policy="wait_complete", hicache_write_policy="write_through",
+            hicache_storage_backend_extra_config=json.dumps({"prefetch_threshold": PAGE, **extra}),
+        )  # fmt: skip
+    return chosen | more
+
+
+def generate(engine: Any) -> dict[str, Any]:
+    started = time.monotonic()
+    answer = engine.generate(input_ids=[PROMPT], sampling_params={"max_new_tokens": 4, "temperature": 0})[0]
+    details = answer["meta_info"].get("cached_tokens_details") or {}
+    return {
+        "ids": answer["output_ids"],
+        "cached": answer["meta_info"].get("cached_tokens", 0),
+        "storage": details.get("storage", 0),
+        "seconds": round(time.monotonic() - started, 2),
+    }
+
+
+def flush(engine: Any, timeout_s: float = 20.0) -> None:
+    """Flush the device and host caches; refused while a backup is still under way, so tried again."""
+    deadline = time.monotonic() + timeout_s
+    while not engine.flush_cache().success:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the cache was not flushed")
+        threading.Event().wait(0.05)
+
+
+def main() -> None:
+    import sglang
+
+    wanted = json.loads(sys.argv[1])
+    engine = sglang.Engine(**arguments(wanted["model"], wanted.get("backend"), wanted.get("extra", {})))
+    rounds = []
+    for number in range(wanted.get("rounds", 1)):
+        if number:
+            threading.Event().wait(wanted.get("settle_s", 0.7))
+            flush(engine)
+        for path, text in wanted.get("steps", {}).get(str(number), {}).items():
+            Path(path).write_text(text)
+        rounds.append(generate(engine))
+    threading.Event().wait(wanted.get("settle_s", 0.7))
+    engine.shutdown()
+    sys.stdout.write("RESULT " + json.dumps(rounds) + "\n")
+
+
+if __name__ == "__main__":
+    main()
