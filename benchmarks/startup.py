@@ -21,7 +21,7 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 
 
@@ -55,7 +55,22 @@ def seconds(arguments: tuple[str, ...]) -> float:
     return time.perf_counter() - began
 
 
-def measure(rounds: int) -> list[dict[str, object]]:
+@dataclass(frozen=True)
+class Row:
+    """One pair's result: medians, and the ratio with its ends."""
+
+    what: str
+    against: str
+    ours_ms: float
+    against_ms: float
+    ratio: float
+    low: float
+    high: float
+    floor: float
+    stretch: float
+
+
+def measure(rounds: int) -> list[Row]:
     """Run all pairs and give a row for each."""
     sides = [(pair, side) for pair in PAIRS for side in ("ours", "against")]
     taken: dict[tuple[str, str], list[float]] = {(pair.name, side): [] for pair, side in sides}
@@ -70,17 +85,17 @@ def measure(rounds: int) -> list[dict[str, object]]:
         ours, against = taken[pair.name, "ours"], taken[pair.name, "against"]
         ratios = sorted(a / b for a, b in zip(ours, against, strict=True))
         rows.append(
-            {
-                "what": pair.name,
-                "against": " ".join(pair.against[1:]),
-                "ours_ms": median(ours) * 1e3,
-                "against_ms": median(against) * 1e3,
-                "ratio": median(ratios),
-                "low": ratios[0],
-                "high": ratios[-1],
-                "floor": pair.floor,
-                "stretch": pair.stretch,
-            }
+            Row(
+                what=pair.name,
+                against=" ".join(pair.against[1:]),
+                ours_ms=median(ours) * 1e3,
+                against_ms=median(against) * 1e3,
+                ratio=median(ratios),
+                low=ratios[0],
+                high=ratios[-1],
+                floor=pair.floor,
+                stretch=pair.stretch,
+            )
         )
     return rows
 
@@ -93,14 +108,14 @@ def main() -> int:
     arguments = parser.parse_args()
     rows = measure(arguments.rounds)
     if arguments.json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        sys.stdout.write(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
     else:
         for row in rows:
             sys.stdout.write(
-                "{what}: {ours_ms:.1f} ms, {ratio:.2f} times ({low:.2f}-{high:.2f}) '{against}' "
-                "({against_ms:.1f} ms); floor {floor:g}, stretch {stretch:g}\n".format(**row)
+                f"{row.what}: {row.ours_ms:.1f} ms, {row.ratio:.2f} times ({row.low:.2f}-{row.high:.2f}) "
+                f"'{row.against}' ({row.against_ms:.1f} ms); floor {row.floor:g}, stretch {row.stretch:g}\n"
             )
-    return int(any(row["ratio"] > row["floor"] for row in rows))  # type: ignore[operator]
+    return int(any(row.ratio > row.floor for row in rows))
 
 
 if __name__ == "__main__":

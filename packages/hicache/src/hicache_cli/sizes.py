@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hicache_core.options import parse_size
 
+if TYPE_CHECKING:  # generic since click 8.2, for type checkers alone
+    _IntType = click.ParamType[int]
+    _ListType = click.ParamType[list[int]]
+else:
+    _IntType = _ListType = click.ParamType
 
-class SizeType(click.ParamType):
+
+class SizeType(_IntType):
     """A number of bytes, 1 or more."""
 
     name = "size"
@@ -25,7 +31,7 @@ class SizeType(click.ParamType):
         return nbytes
 
 
-class SizeListType(click.ParamType):
+class SizeListType(_ListType):
     """Sizes separated by commas."""
 
     name = "sizes"
