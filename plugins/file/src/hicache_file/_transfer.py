@@ -26,7 +26,7 @@ class Chunk(NamedTuple):
 
     fd: int
     offset: int
-    positions: Sequence[int]
+    positions: list[int]
     """Of the pages in the batch, in the order of the file."""
     sums: Sequence[int] | None
     """Their checksums; None where there is nothing to compare."""
@@ -94,7 +94,7 @@ def read_chunks(
                     bad.append(position)
             continue
         first, last = positions[0], positions[-1]
-        if last - first + 1 == len(positions):
+        if positions == list(range(first, last + 1)):
             chunk = views[first * buffers_per_page : (last + 1) * buffers_per_page]
         else:
             spans = [views[p * buffers_per_page : (p + 1) * buffers_per_page] for p in positions]
