@@ -157,13 +157,24 @@ class Catalog:
             self.words = words
             return True
 
-    def append(self, segment: Segment, digests: Sequence[bytes]) -> None:
-        """Enter pages that this instance has just written behind what the segment had."""
-        start = segment.ordinal << RECORD_BITS | segment.count
+    def append(self, segment: Segment, digests: Sequence[bytes]) -> range:
+        """Enter pages that this instance has just written behind what the segment had; gives their places."""
         with self.lock:
+            start = segment.ordinal << RECORD_BITS | segment.count
+            places = range(start, start + len(digests))
             segment.count += len(digests)
             if segment.header.epoch == self.epoch:
-                self.index.insert(digests, range(start, start + len(digests)))
+                self.index.insert(digests, places)
+            return places
+
+    def duplicates(self, digests: Sequence[bytes]) -> list[int]:
+        """Give the positions of keys that have several live copies, after a look at foreign journals."""
+        if self._growing:
+            self.grow()
+        spare = self.index.spare
+        if not spare or spare.keys().isdisjoint(digests):
+            return []
+        return [position for position, digest in enumerate(digests) if digest in spare]
 
     def create(self, segment: Segment) -> None:
         """Enter a segment."""

@@ -65,6 +65,8 @@ class Batch:
     buffers_per_page: int
     nbytes: int
     statuses: list[Status]
+    places: list[int]
+    """Where each page was put, as soon as it is there."""
     floor: int = 0
     """The sequence of the oldest segment that this batch wrote to: not to be evicted for its own later pages."""
 
@@ -212,7 +214,7 @@ class Writer:
             os.fdatasync(handle.idx)
         lane.data_end += count * batch.nbytes
         with self._space.lock:
-            self._catalog().append(segment, digests)
+            batch.places[start : start + count] = self._catalog().append(segment, digests)
         return count
 
     def _renew(self, lane: Lane, catalog: Catalog, batch: Batch) -> None:

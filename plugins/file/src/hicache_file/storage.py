@@ -358,10 +358,30 @@ class HiCacheFile(HiCacheStorage):
             buffers_per_page=chosen.segments_per_page,
             nbytes=locs.nbytes,
             statuses=[OK] * len(positions),
+            places=[ABSENT] * len(positions),
         )
         append(batch)  # type: ignore[operator]
+        self._yield_to_others(batch)
         for position, status in zip(positions, batch.statuses, strict=True):
             statuses[position] = status
+
+    def _yield_to_others(self, batch: Batch) -> None:
+        """Bury our own copy of a key that somebody else has set at the same time (C4).
+
+        Each looks for the others after it has written, so the later one sees
+        the earlier; under the namespace's lock each buries its own while
+        another lives, so one copy is left and all processes agree on it.
+        """
+        catalog = self._current()
+        if not catalog.duplicates(batch.digests):
+            return
+        with catalog.space.epoch.lock.held(self.config.timeout_s):
+            catalog = self._current(locked=True)
+            for position in catalog.duplicates(batch.digests):
+                digest, place = batch.digests[position], batch.places[position]
+                copies = catalog.copies(digest)
+                if place in copies and len(copies) > 1:
+                    bury(catalog, [digest], [[place]], REMOVED)
 
 
 def _name_damaged(catalog: Catalog, digests: Sequence[bytes], statuses: list[Status]) -> None:
