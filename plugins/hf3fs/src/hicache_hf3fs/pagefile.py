@@ -1,0 +1,161 @@
+"""The page file: a header that says what it is, then pages of one size by index, preallocated.
+
+The header's random id binds the file to its metadata: a host that mounts something else at the same path
+makes a file with another id, and is told so instead of reading other bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import struct
+import zlib
+from dataclasses import dataclass
+
+from hicache_core.errors import BackendIncompatible, BackendUnavailable, InvalidOptions
+from hicache_hf3fs.metadata import PageFileLabel
+
+#: The header's room; pages begin after it, aligned to a disk's blocks.
+HEADER_NBYTES = 4096
+FORMAT_VERSION = 1
+
+_MAGIC = b"HICACHE3"
+_HEADER = struct.Struct("<8sI16sQQ")
+_CRC = struct.Struct("<I")
+_NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """An open page file."""
+
+    rank: str
+    path: str
+    fd: int
+    label: PageFileLabel
+
+    def offset(self, index: int) -> int:
+        """Give where a page begins."""
+        return HEADER_NBYTES + index * self.label.page_nbytes
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.fd)
+
+
+def open_page_file(root: str, rank: str, page_nbytes: int, file_size: int) -> PageFile:
+    """Open a rank's page file, or make it; two processes that make it at once end with the same one.
+
+    Raises: InvalidOptions (file_size holds no page), BackendIncompatible (another page size, size or format),
+        BackendUnavailable.
+    """
+    if file_size < page_nbytes:
+        complaint = f"file_size={file_size} bytes holds no page of '{rank}'; the least is {page_nbytes} bytes"
+        raise InvalidOptions("hf3fs", [("file_size", complaint, "")])
+    path = os.path.join(root, f"{rank}.pages")
+    wanted = PageFileLabel(secrets.token_hex(16), page_nbytes, file_size // page_nbytes)
+    try:
+        if not os.path.lexists(path):
+            _make(root, path, wanted)
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise _cannot(path, error) from error
+    try:
+        found = _read_label(path, descriptor)
+        _check_same(path, found, wanted)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return PageFile(rank, path, descriptor, found)
+
+
+def _make(root: str, path: str, label: PageFileLabel) -> None:
+    """Write a whole file under another name, then link it: nobody ever sees half of it."""
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    temporary = f"{path}.{label.file_id[:8]}.new"
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        nbytes = HEADER_NBYTES + label.num_pages * label.page_nbytes
+        try:
+            os.posix_fallocate(descriptor, 0, nbytes)
+        except OSError as error:
+            if error.errno not in _NO_FALLOCATE:
+                raise
+            os.ftruncate(descriptor, nbytes)
+        os.pwrite(descriptor, _header(label), 0)
+        os.fsync(descriptor)
+        _publish(temporary, path)
+    finally:
+        os.close(descriptor)
+        if os.path.lexists(temporary):
+            os.unlink(temporary)
+
+
+def _publish(temporary: str, path: str) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return  # another process was first; its file is the one
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        # No hard links here: two that make it at once get two ids, and the metadata tells the second one.
+        os.rename(temporary, path)
+
+
+def _header(label: PageFileLabel) -> bytes:
+    body = _HEADER.pack(
+        _MAGIC, FORMAT_VERSION, bytes.fromhex(label.file_id), label.page_nbytes, label.num_pages
+    )
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def _read_label(path: str, descriptor: int) -> PageFileLabel:
+    head = os.pread(descriptor, _HEADER.size + _CRC.size, 0)
+    body = head[: _HEADER.size]
+    whole = len(head) == _HEADER.size + _CRC.size and body.startswith(_MAGIC)
+    if not whole or _CRC.unpack(head[_HEADER.size :])[0] != zlib.crc32(body):
+        raise BackendIncompatible(
+            "hf3fs",
+            f"{path!r} is not a page file, or its header is damaged",
+            remedy="Move it away, and start its metadata with a new database.",
+        )
+    _, version, file_id, page_nbytes, num_pages = _HEADER.unpack(body)
+    if version != FORMAT_VERSION:
+        raise BackendIncompatible(
+            "hf3fs",
+            f"the page file {path!r} has another format",
+            value=f"version {version}, this program reads {FORMAT_VERSION}",
+            remedy="Run: pip install -U hicache-hf3fs; or name another root.",
+        )
+    return PageFileLabel(file_id.hex(), page_nbytes, num_pages)
+
+
+def _check_same(path: str, found: PageFileLabel, wanted: PageFileLabel) -> None:
+    if found.page_nbytes != wanted.page_nbytes:
+        raise BackendIncompatible(
+            "hf3fs",
+            f"the page file {path!r} has pages of another size",
+            value=f"{found.page_nbytes} bytes a page, wanted {wanted.page_nbytes}",
+            remedy="Name another root for these pages.",
+        )
+    if found.num_pages != wanted.num_pages:
+        made_with = found.num_pages * found.page_nbytes
+        complaint = (
+            f"file_size holds {wanted.num_pages} pages, and {path!r} was made for {found.num_pages}; "
+            f"set file_size={made_with}, or name another root"
+        )
+        raise InvalidOptions("hf3fs", [("file_size", complaint, "")])
+
+
+def _cannot(path: str, error: OSError) -> BackendUnavailable:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "Make room there, or lower file_size."
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = f"Give user {os.getuid()} the right to write there, or name another root."
+    else:
+        remedy = "Check that the file system is mounted at root."
+    return BackendUnavailable(
+        f"the page file {path!r} cannot be opened", value=error.strerror or str(error), remedy=remedy
+    )

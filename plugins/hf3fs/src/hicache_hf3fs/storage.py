@@ -1,0 +1,341 @@
+"""HiCacheHF3FS: pages by index in preallocated page files, found through a metadata service.
+
+A page becomes ``page_nbytes`` bytes at its index in the page file of its component (pagefile.py), moved by
+a client: posix_client.py or usrbio_client.py. Which index, the metadata says (metadata.py): reserve, write,
+confirm; look up, read, let go. Its checksum is stored with its place, so that bytes which are not the
+page's are found whoever wrote
+them: a writer that was stopped and went on long after its lease is one that no lock can keep away.
+
+Facts: the usrbio interface as deepseek-ai/3FS has it in src/lib/api.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from hicache_core.errors import BackendTimeout, BackendUnavailable, HiCacheError, InvalidOptions
+from hicache_core.memory import HostPool, Pages
+from hicache_core.status import OK, Status
+from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig, Usage
+from hicache_hf3fs.connect import connect_metadata, make_client, network_at
+from hicache_hf3fs.metadata import (
+    NO_PAGE,
+    Hf3fsMetadataInterface,
+    PageFileUnknown,
+    PageRef,
+    Reservation,
+    Terms,
+    Written,
+    new_ticket,
+)
+from hicache_hf3fs.options import Hf3fsOptions
+from hicache_hf3fs.page_io import PageIO, PageMover
+from hicache_hf3fs.pagefile import PageFile, open_page_file
+from hicache_hf3fs.spec import SPEC
+
+_LOG = logging.getLogger("hicache.hf3fs")
+
+_BAD = (Status.CORRUPT, Status.SIZE_MISMATCH)
+
+
+class HiCacheHF3FS(HiCacheStorage):
+    """Pages of one namespace in page files; see the module's text."""
+
+    spec = SPEC
+    options: Hf3fsOptions
+
+    def __init__(self, config: HiCacheStorageConfig, options: Hf3fsOptions) -> None:
+        super().__init__(config, options)
+        self._files: dict[str, PageFile] = {}
+        self._files_lock = threading.Lock()
+        self._terms = Terms(options.lease_s, options.hold_s)
+        self._metadata: Hf3fsMetadataInterface | None = None
+        self._client: PageMover | None = None
+        self._checksum = options.checksum
+        self._complaint = ""
+
+    # Life.
+
+    def open(self, pools: Sequence[HostPool] = ()) -> None:
+        self._gate.check_new()
+        options: Hf3fsOptions = self.options
+        deadline = self._deadline()
+        network = network_at(options)
+        self._checksum = options.checksum or network
+        try:
+            self._client = make_client(options, network=network)
+            self._metadata = connect_metadata(options, self.config, deadline=deadline)
+            for pool in pools:
+                self._file(pool.component.key, pool.component.page_nbytes, deadline)
+        except BaseException:
+            self._give_back()
+            raise
+        usrbio = options.client == "usrbio"
+        self.capabilities = replace(
+            self.capabilities,
+            shared=options.metadata_url is not None,
+            checksum=self._checksum,
+            zero_copy=not usrbio,
+            deadline="bounce" if usrbio else "none" if network else "hold",
+            transport="usrbio" if usrbio else "network mount" if network else "local mount",
+        )
+        super().open(pools)
+
+    def add_pool(self, pool: HostPool) -> None:
+        with self._gate:
+            self._file(pool.component.key, pool.component.page_nbytes, self._deadline())
+            super().add_pool(pool)
+
+    def close(self) -> None:
+        if self._drain():
+            self._give_back()
+
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
+        self._files_lock = threading.Lock()
+        # What is shared with the parent is not given back here; its sockets and descriptors end with the
+        # child.
+        metadata, self._metadata, self._client, self._files = self._metadata, None, None, {}
+        if metadata is not None:
+            metadata.abandon_in_child()
+
+    def _give_back(self) -> None:
+        with self._files_lock:
+            files, self._files = list(self._files.values()), {}
+        client, self._client = self._client, None
+        metadata, self._metadata = self._metadata, None
+        if client is not None:
+            client.close()
+        if metadata is not None:
+            metadata.close()
+        for file in files:
+            file.close()
+
+    # Verbs.
+
+    def batch_contains(self, keys: Sequence[str]) -> list[Status]:
+        with self._gate:
+            return self._answered(keys, lambda meta, end: _as_statuses(meta.exists(keys, deadline=end)))
+
+    def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+        with self._gate:
+            self._check(keys, locs, writes_slots=True)
+            return self._answered(keys, lambda meta, end: self._get(meta, keys, locs, end))
+
+    def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+        with self._gate:
+            self._check(keys, locs)
+            return self._answered(keys, lambda meta, end: self._set(meta, keys, locs, end))
+
+    def batch_remove(self, keys: Sequence[str]) -> list[Status]:
+        with self._gate:
+            return self._answered(keys, lambda meta, end: _as_statuses(meta.delete_keys(keys, deadline=end)))
+
+    def touch(self, keys: Sequence[str]) -> None:
+        def ask(meta: Hf3fsMetadataInterface, deadline: float) -> list[Status]:
+            meta.touch(keys, deadline=deadline)
+            return []
+
+        with self._gate:
+            self._answered(keys, ask)
+
+    def clear(self) -> int:
+        with self._gate:
+            return self._meta.clear(deadline=self._deadline())
+
+    def usage(self) -> Usage:
+        with self._gate:
+            pages, nbytes, store, files = self._meta.usage(deadline=self._deadline())
+            return Usage(pages, nbytes, store, max(1, files) * self.options.file_size)
+
+    # How a batch goes.
+
+    def _answered(
+        self, keys: Sequence[str], ask: Callable[[Hf3fsMetadataInterface, float], list[Status]]
+    ) -> list[Status]:
+        """Ask, and give every key the status of whatever trouble there was with the whole backend (C10)."""
+        if not keys:
+            return []
+        try:
+            return ask(self._meta, self._deadline())
+        except BackendTimeout:
+            return [Status.TIMEOUT] * len(keys)
+        except BackendUnavailable:
+            return [Status.UNAVAILABLE] * len(keys)
+        except HiCacheError as error:
+            if self._complaint != str(error):
+                self._complaint = str(error)
+                _LOG.warning("hicache 'hf3fs': %s", error)
+            return [Status.ERROR] * len(keys)
+
+    def _get(
+        self, meta: Hf3fsMetadataInterface, keys: Sequence[str], locs: Pages, deadline: float
+    ) -> list[Status]:
+        started, hold = time.monotonic(), new_ticket()
+        refs = meta.get_page_indices(locs.component.key, keys, hold=hold, deadline=deadline)
+        try:
+            statuses = self._read(refs, locs, deadline)
+        finally:
+            meta.end_read(hold)
+        if time.monotonic() - started > self._terms.hold_s:
+            # A writer may have been given these pages by now.
+            return [Status.TIMEOUT if status is OK else status for status in statuses]
+        bad = [
+            (key, ref, status)
+            for key, ref, status in zip(keys, refs, statuses, strict=True)
+            if status in _BAD and ref is not None and not ref.corrupt
+        ]
+        if bad:
+            meta.report_bad(bad, deadline=deadline)
+        return statuses
+
+    def _read(self, refs: Sequence[PageRef | None], locs: Pages, deadline: float) -> list[Status]:
+        statuses: list[Status] = [Status.MISS] * len(refs)
+        reads: dict[str, list[tuple[int, PageRef]]] = {}
+        for position, ref in enumerate(refs):
+            if ref is None:
+                continue
+            if ref.nbytes != locs.nbytes:
+                statuses[position] = Status.SIZE_MISMATCH
+            elif ref.corrupt:
+                statuses[position] = Status.CORRUPT
+            else:
+                reads.setdefault(ref.rank, []).append((position, ref))
+        for rank, chosen in reads.items():
+            file = self._file(rank, locs.nbytes, deadline)
+            pages = [PageIO(file.offset(ref.page), locs.views(at), ref.nbytes) for at, ref in chosen]
+            self._mover.read(file, pages, checksum=self._checksum, deadline=deadline)
+            for page, (position, ref) in zip(pages, chosen, strict=True):
+                statuses[position] = _verdict(page, ref)
+        return statuses
+
+    def _set(
+        self, meta: Hf3fsMetadataInterface, keys: Sequence[str], locs: Pages, deadline: float
+    ) -> list[Status]:
+        file = self._file(locs.component.key, locs.nbytes, deadline)
+        first = {key: position for position, key in reversed(list(enumerate(keys)))}
+        names, lease = list(first), new_ticket()
+        taken = self._reserve(meta, file, names, lease, deadline)
+        outcome: dict[str, Status] = {}
+        writes: list[tuple[str, int, PageIO]] = []
+        for name, (existed, index) in zip(names, taken, strict=True):
+            if existed:
+                outcome[name] = OK
+            elif index == NO_PAGE:
+                outcome[name] = Status.NO_SPACE
+            else:
+                page = PageIO(file.offset(index), locs.views(first[name]), locs.nbytes)
+                writes.append((name, index, page))
+        if writes:
+            pages = [page for _, _, page in writes]
+            self._mover.write(file, pages, checksum=self._checksum, deadline=deadline)
+            outcome.update(self._confirm(meta, file, writes, lease, deadline))
+        return [outcome[key] for key in keys]
+
+    def _reserve(
+        self,
+        meta: Hf3fsMetadataInterface,
+        file: PageFile,
+        names: Sequence[str],
+        lease: int,
+        deadline: float,
+    ) -> list[Reservation]:
+        # An engine hands over pages of several prefixes at once and does not say which page follows which.
+        wanted = [(name, "") for name in names]
+        try:
+            return meta.reserve_and_allocate_page_indices(file.rank, wanted, lease=lease, deadline=deadline)
+        except PageFileUnknown:
+            # The server came back with a new database: everything is a miss there, and the file is as good
+            # as new.
+            self._agree(meta, file, deadline)
+            return meta.reserve_and_allocate_page_indices(file.rank, wanted, lease=lease, deadline=deadline)
+
+    def _confirm(
+        self,
+        meta: Hf3fsMetadataInterface,
+        file: PageFile,
+        writes: Sequence[tuple[str, int, PageIO]],
+        lease: int,
+        deadline: float,
+    ) -> dict[str, Status]:
+        written = [Written(name, i, p.nbytes, p.checksum) for name, i, p in writes if p.status is OK]
+        # A write that was left behind may still land on its page: nobody gets it before the lease has ended.
+        release = [index for _, index, page in writes if page.status is not OK and not page.in_flight]
+        outcome = {name: page.status for name, _, page in writes}
+        if not written and not release:
+            return outcome
+        try:
+            kept = meta.confirm_write(file.rank, written, release, lease=lease, deadline=deadline)
+        except BackendTimeout:
+            kept, lost = [False] * len(written), Status.TIMEOUT
+        except (BackendUnavailable, PageFileUnknown):
+            kept, lost = [False] * len(written), Status.UNAVAILABLE
+        else:
+            lost = Status.TIMEOUT  # the lease has ended
+        outcome.update((page.key, OK if there else lost) for page, there in zip(written, kept, strict=True))
+        return {
+            name: Status.ERROR if status is Status.CORRUPT else status for name, status in outcome.items()
+        }
+
+    # Page files.
+
+    def _file(self, rank: str, page_nbytes: int, deadline: float) -> PageFile:
+        """Give the open page file of a rank, opened and agreed on with the metadata on first need."""
+        file = self._files.get(rank)
+        if file is not None:
+            return file
+        with self._files_lock:
+            file = self._files.get(rank)
+            if file is None:
+                file = open_page_file(self.options.root, rank, page_nbytes, self.options.file_size)
+                try:
+                    self._mover.attach(file)
+                    self._agree(self._meta, file, deadline)
+                except BaseException:
+                    self._mover.detach(file)
+                    file.close()
+                    raise
+                self._files[rank] = file
+        return file
+
+    def _agree(self, meta: Hf3fsMetadataInterface, file: PageFile, deadline: float) -> None:
+        """Have the metadata know the file, and see that its leases outlast a verb."""
+        self._terms = meta.initialize(file.rank, file.label, deadline=deadline)
+        shortest = min(self._terms)
+        if shortest < self.config.timeout_s:
+            complaint = (
+                f"pages are kept for {shortest:g} s (lease_s, hold_s) and a call may take timeout_s, "
+                f"{self.config.timeout_s:g} s: raise the former, on the metadata server where there is one"
+            )
+            raise InvalidOptions("hf3fs", [("hold_s", complaint, "")])
+
+    @property
+    def _meta(self) -> Hf3fsMetadataInterface:
+        if self._metadata is None:
+            raise BackendUnavailable("'hf3fs' has no metadata", remedy="Open it again.")
+        return self._metadata
+
+    @property
+    def _mover(self) -> PageMover:
+        if self._client is None:
+            raise BackendUnavailable("'hf3fs' has no client", remedy="Open it again.")
+        return self._client
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.config.timeout_s
+
+
+def _as_statuses(found: Sequence[bool]) -> list[Status]:
+    return [OK if there else Status.MISS for there in found]
+
+
+def _verdict(page: PageIO, ref: PageRef) -> Status:
+    """OK only for a whole page whose bytes are those that were set."""
+    status = page.status
+    if status is OK and None not in (page.checksum, ref.checksum) and page.checksum != ref.checksum:
+        return Status.CORRUPT
+    return status
