@@ -4,8 +4,9 @@ Native code that hangs cannot be interrupted. So it is given memory that nobody
 else uses: the calling thread copies a set's slots in before the call, and a
 get's pages out after it, before the deadline. At the deadline it walks away;
 the thread and its memory stay referenced, and registered with the backend,
-until the native call ends by itself (C11). What is left behind is bounded:
-beyond MAX_ABANDONED a call is refused at once, since the backend is stuck.
+until the native call ends by itself (C11). What is left behind is bounded,
+since no more than MAX_ABANDONED calls run at a time: while all of them work, a
+further one waits for its turn; while all are left behind, it is refused at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from hicache_core.errors import BackendTimeout, BackendUnavailable
 from hicache_core.identity import Component
 from hicache_core.memory import HostPool, Pages
-from hicache_core.status import OK, Status
+from hicache_core.status import OK, Status, is_answer
 from hicache_core.storage import HiCacheStorage
 
 T = TypeVar("T")
@@ -36,7 +37,8 @@ class Bouncer:
 
     def __init__(self, storage: HiCacheStorage) -> None:
         self._storage = storage
-        self._lock = threading.Lock()
+        self._lock = threading.Condition(threading.Lock())
+        self._busy = 0
         self._idle: list[_Worker] = []
         self._abandoned = 0
         self._closed = False
@@ -54,8 +56,8 @@ class Bouncer:
             BackendUnavailable: MAX_ABANDONED calls are left behind already.
             Exception: whatever work raised.
         """
-        worker = self._take()
-        return self._finish(worker, _Job(lambda _: work()), time.monotonic() + timeout_s)
+        deadline = time.monotonic() + timeout_s
+        return self._finish(self._take(deadline), _Job(lambda _: work()), deadline)
 
     def get_pages(self, keys: Sequence[str], pages: Pages, timeout_s: float) -> Any:
         """Run batch_get on private memory and copy the OK pages into their slots; raises as ``call``.
@@ -63,12 +65,12 @@ class Bouncer:
         At most ``pages_a_call`` pages.
         """
         deadline = time.monotonic() + timeout_s
-        worker = self._take()
-        slots = self._slots(worker, pages)
+        worker = self._take(deadline)
+        slots = self._ready(worker, lambda: worker.slots(pages.component, len(pages)))
         job = _Job(lambda known: self._on_private(known, slots, lambda: self._storage.batch_get(keys, slots)))
         statuses = self._finish(worker, job, deadline, keep=True)
         try:
-            if isinstance(statuses, list) and len(statuses) == len(keys):
+            if is_answer(statuses, len(keys)):
                 _copy_out(slots, pages, statuses)
         finally:
             self._give_back(worker)
@@ -80,9 +82,8 @@ class Bouncer:
         At most ``pages_a_call`` pages.
         """
         deadline = time.monotonic() + timeout_s
-        worker = self._take()
-        slots = self._slots(worker, pages)
-        _copy_in(pages, slots)
+        worker = self._take(deadline)
+        slots = self._ready(worker, lambda: _copied_in(pages, worker.slots(pages.component, len(pages))))
         job = _Job(lambda known: self._on_private(known, slots, lambda: self._storage.batch_set(keys, slots)))
         return self._finish(worker, job, deadline)
 
@@ -91,6 +92,7 @@ class Bouncer:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+            self._lock.notify_all()
         for worker in idle:
             worker.jobs.put(None)
 
@@ -102,44 +104,56 @@ class Bouncer:
             known.add(id(pool))
         return work()
 
-    def _slots(self, worker: _Worker, pages: Pages) -> Pages:
+    def _ready(self, worker: _Worker, prepare: Callable[[], Pages]) -> Pages:
         try:
-            return worker.slots(pages.component, len(pages))
+            return prepare()
         except BaseException:
             self._give_back(worker)
             raise
 
-    def _take(self) -> _Worker:
+    def _take(self, deadline: float) -> _Worker:
+        """Give a worker to one caller, who waits for it until the deadline where all work."""
         with self._lock:
-            if self._closed or self._abandoned >= MAX_ABANDONED:
-                raise BackendUnavailable(
-                    f"'{self._storage.spec.name}' does not answer",
-                    value=f"{self._abandoned} calls are left behind",
-                    remedy="Look at the store; calls work again once it answers or these calls end.",
-                )
-            if self._idle:
-                return self._idle.pop()
-        return _Worker(self)
+            while self._closed or self._busy >= MAX_ABANDONED:
+                if self._closed or self._abandoned >= MAX_ABANDONED:
+                    raise BackendUnavailable(
+                        f"'{self._storage.spec.name}' does not answer",
+                        value=f"{self._abandoned} calls are left behind",
+                        remedy="Look at the store; calls work again once it answers or these calls end.",
+                    )
+                if not self._lock.wait(max(0.0, deadline - time.monotonic())):
+                    raise self._no_answer()
+            worker = self._idle.pop() if self._idle else _Worker(self)
+            self._busy += 1
+        return worker
 
     def _give_back(self, worker: _Worker) -> None:
         with self._lock:
+            self._busy -= 1
+            self._lock.notify()
             if not self._closed:
                 self._idle.append(worker)
                 return
         worker.jobs.put(None)
 
+    def _no_answer(self) -> BackendTimeout:
+        return BackendTimeout(
+            f"'{self._storage.spec.name}' gave no answer in time",
+            remedy="Look at the store, or raise timeout_s.",
+        )
+
     def _finish(self, worker: _Worker, job: _Job[T], deadline: float, *, keep: bool = False) -> T:
         worker.jobs.put(job)
-        job.done.acquire(timeout=max(0.0, deadline - time.monotonic()))
-        with self._lock:
-            if not job.finished:
-                job.abandoned = True
-                self._abandoned += 1
+        try:
+            job.done.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        finally:  # also when the wait itself is interrupted
+            with self._lock:
+                if not job.finished:
+                    job.abandoned = True
+                    self._abandoned += 1
+                    self._lock.notify_all()
         if job.abandoned:
-            raise BackendTimeout(
-                f"'{self._storage.spec.name}' gave no answer in time",
-                remedy="Look at the store, or raise timeout_s.",
-            )
+            raise self._no_answer()
         if job.error is not None or not keep:
             self._give_back(worker)
         if job.error is not None:
@@ -201,18 +215,34 @@ class _Worker:
 
 
 def run_apart(
-    work: Callable[[], T], timeout_s: float, *, what: str, late: Callable[[T], None] = lambda _: None
+    work: Callable[[], T],
+    timeout_s: float,
+    *,
+    what: str,
+    late: Callable[[T], None] = lambda _: None,
+    left_behind: list[threading.Thread] | None = None,
 ) -> T:
     """Run something slow and rare (open, close) on a thread of its own and wait at most timeout_s.
 
     Args:
         what: for the error, for example ``opening 'acme'``.
         late: called with the result of a run that was left behind, once it ends.
+        left_behind: bounds what is left behind: where it holds MAX_ABANDONED
+            threads that still run, nothing is started.
 
     Raises:
         BackendTimeout: it still runs and was left behind.
+        BackendUnavailable: too many were left behind and still run.
         Exception: whatever work raised.
     """
+    left_behind = [] if left_behind is None else left_behind
+    left_behind[:] = [thread for thread in left_behind if thread.is_alive()]
+    if len(left_behind) >= MAX_ABANDONED:
+        raise BackendUnavailable(
+            what,
+            value=f"{len(left_behind)} earlier attempts still run",
+            remedy="Look at the store; it is tried again once they end.",
+        )
     lock = threading.Lock()
     job: _Job[T] = _Job(lambda _: work())
 
@@ -227,11 +257,13 @@ def run_apart(
         if job.abandoned and job.error is None:
             late(job.result)
 
-    threading.Thread(target=run, name="hicache-apart", daemon=True).start()
+    thread = threading.Thread(target=run, name="hicache-apart", daemon=True)
+    thread.start()
     job.done.acquire(timeout=timeout_s)
     with lock:
         job.abandoned = not job.finished
     if job.abandoned:
+        left_behind.append(thread)
         raise BackendTimeout(
             what, value=f"no answer within {timeout_s:g} s", remedy="Look at the store, or raise timeout_s."
         )
@@ -245,13 +277,14 @@ def pages_a_call(component: Component) -> int:
     return max(1, min(MAX_BOUNCE_PAGES, BOUNCE_NBYTES // max(1, component.page_nbytes)))
 
 
-def _copy_in(pages: Pages, slots: Pages) -> None:
+def _copied_in(pages: Pages, slots: Pages) -> Pages:
     for position in range(len(pages)):
         (private,) = slots.views(position)
         at = 0
         for view in pages.views(position):
             private[at : at + view.nbytes] = view
             at += view.nbytes
+    return slots
 
 
 def _copy_out(slots: Pages, pages: Pages, statuses: Sequence[Status]) -> None:

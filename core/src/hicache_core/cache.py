@@ -231,7 +231,7 @@ class HiCache:
         check_hashes(hashes)
         statuses: list[Status] = [Status.MISS] * len(hashes)
         for each in components if hashes else ():
-            found = self._remove(each.keys(hashes))
+            found = self._guard.remove(each.keys(hashes))
             statuses = [old if old is OK else new for old, new in zip(statuses, found, strict=True)]
         return statuses
 
@@ -241,7 +241,9 @@ class HiCache:
         Raises: UnsupportedOperation, BackendUnavailable, BackendTimeout, StorageClosed;
             HiCacheError where the backend failed in another way.
         """
-        removed = self._guard.operate("clear", lambda session: session.storage.clear())
+        removed = self._guard.operate(
+            "clear", lambda session: session.storage.clear(), lambda count: type(count) is int and count >= 0
+        )
         session = self._guard.session
         if session is not None:
             session.forget_dead()
@@ -249,7 +251,9 @@ class HiCache:
 
     def usage(self) -> Usage:
         """Tell what the namespace holds and the store takes; raises as clear."""
-        return self._guard.operate("usage", lambda session: session.storage.usage())
+        return self._guard.operate(
+            "usage", lambda session: session.storage.usage(), lambda usage: isinstance(usage, Usage)
+        )
 
     def stats(self) -> Stats:
         """Give a snapshot of the counters."""
@@ -289,9 +293,6 @@ class HiCache:
         statuses = self._guard.transfer(verb, component.keys(hashes), pages)
         self._record(verb, component.name, statuses, component.page_nbytes, started)
         return statuses
-
-    def _remove(self, keys: list[str]) -> list[Status]:
-        return self._guard.operate("remove", lambda session: session.storage.batch_remove(keys))
 
     def _record(
         self, verb: str, component: str, statuses: list[Status], page_nbytes: int, started: float
@@ -338,6 +339,13 @@ class HiCache:
         self._components = {name: tuple(components) for name, components in named.items()}
 
     def _check_batch(self, hashes: Sequence[str], pages: Pages) -> None:
+        if not isinstance(pages, Pages):
+            raise InvalidPages(
+                "slots are not Pages",
+                value=type(pages).__name__,
+                remedy="Make them with pool.pages(indices) or Pages.of_buffers.",
+            )
+        check_hashes(hashes)
         if len(hashes) != len(pages):
             raise InvalidPages(
                 "a batch has unequal lengths",
@@ -350,7 +358,6 @@ class HiCache:
                 value=f"component '{pages.component.name}'",
                 remedy="Pass the pool to HiCache.open or add_pool first.",
             )
-        check_hashes(hashes)
 
     def _check_served(self, pool: HostPool) -> None:
         name, limits = self._guard.name, self._limits

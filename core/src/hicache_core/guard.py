@@ -24,10 +24,10 @@ from hicache_core.errors import (
 )
 from hicache_core.factory import Loaded, open_storage
 from hicache_core.memory import HostPool, Pages
-from hicache_core.notices import Notices
+from hicache_core.notices import Notices, described
 from hicache_core.observers import active
 from hicache_core.session import Session
-from hicache_core.status import Status
+from hicache_core.status import Status, is_answer
 from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig
 
 T = TypeVar("T")
@@ -52,6 +52,8 @@ class Guard:
         self.session: Session | None = None
         self._loaded = loaded
         self._admin = threading.Lock()
+        self._late_lock = threading.Lock()
+        self._left_behind: list[threading.Thread] = []
         self._ended = False
 
     # Opening, replacing, closing.
@@ -76,8 +78,7 @@ class Guard:
             if self._ended:
                 return
             try:
-                self.session = self._new_session() if old is None else self._successor(old)
-                self.breaker.succeed()
+                self._adopt(self._new_session() if old is None else self._successor(old))
             except Exception as error:
                 self._retry_later("rebind", error)
 
@@ -180,13 +181,29 @@ class Guard:
     def touch(self, keys: list[str]) -> None:
         """Count as a use."""
         session = self._enter()
-        if session is not None:
-            try:
-                self._try("touch", lambda: session.call(lambda: session.storage.touch(keys)))
-            finally:
-                session.gate.leave()
+        if session is None:
+            return
+        try:
+            size = session.chunk(len(keys))
+            for start in range(0, len(keys), size):
+                verb = partial(session.storage.touch, keys[start : start + size])
+                if type(self._try("touch", partial(session.call, verb))) is Status:
+                    break
+        finally:
+            session.gate.leave()
 
-    def operate(self, verb: str, work: Callable[[Session], T]) -> T:
+    def remove(self, keys: list[str]) -> list[Status]:
+        """Remove pages; raises as operate."""
+
+        def work(session: Session) -> list[tuple[Any, int]]:
+            size = session.chunk(len(keys))
+            parts = [keys[start : start + size] for start in range(0, len(keys), size)]
+            return [(session.storage.batch_remove(part), len(part)) for part in parts]
+
+        answers = self.operate("remove", work, lambda parts: all(is_answer(*part) for part in parts))
+        return [status for part, _ in answers for status in part]
+
+    def operate(self, verb: str, work: Callable[[Session], T], valid: Callable[[T], bool]) -> T:
         """Run an operator's verb, guarded like the others; its trouble is raised.
 
         Raises: HiCacheError and nothing else.
@@ -202,18 +219,20 @@ class Guard:
         except BackendUnavailable:
             self.breaker.fail()
             raise
-        except HiCacheError:
+        except (HiCacheError, KeyboardInterrupt):
             raise
-        except Exception as error:
-            raise HiCacheError(
-                f"'{self.name}' failed in {verb}",
-                value=repr(error),
-                remedy="Report it to the plugin's authors.",
-            ) from error
+        except BaseException as error:
+            raise self._not_ours(f"failed in {verb}", error) from error
         finally:
             session.gate.leave()
         self.breaker.succeed()
+        if not valid(answer):
+            raise self._not_ours(f"gave an answer to {verb} that breaks the contract", answer)
         return answer
+
+    def _not_ours(self, what: str, met: object) -> HiCacheError:
+        remedy = "Report it to the plugin's authors."
+        return HiCacheError(f"'{self.name}' {what}", value=described(met), remedy=remedy)
 
     # How a call is guarded.
 
@@ -263,8 +282,8 @@ class Guard:
 
     def _settled(self, verb: str, answer: Any, count: int) -> list[Status]:
         """Hold an answer to C1: exactly one Status a key, else nothing in it can be believed."""
-        if type(answer) is list and len(answer) == count and set(map(type, answer)) == {Status}:
-            return answer
+        if is_answer(answer, count):
+            return list(answer)
         if type(answer) is Status:
             return [answer] * count
         self._odd_answer(verb, answer)
@@ -273,7 +292,7 @@ class Guard:
     def _trouble(self, verb: str, status: Status, error: BaseException | None) -> Status:
         if status in _NO_ANSWER:
             self._open_breaker(self.breaker.fail())
-        cause = repr(error) if error is not None else "reported for the whole batch"
+        cause = described(error) if error is not None else "reported for the whole batch"
         self.notices.warn(f"hicache '{self.name}' {verb}", status.name, f"{status.name}: {cause}")
         return status
 
@@ -284,11 +303,12 @@ class Guard:
             )
 
     def _odd_answer(self, verb: str, answer: Any) -> None:
-        detail = f"an answer that breaks the contract was dropped: {type(answer).__name__} {str(answer)[:80]}"
+        detail = f"an answer that breaks the contract was dropped: {described(answer)}"
         self.notices.warn(f"hicache '{self.name}' {verb}", "answer", detail)
 
     def _note_late(self) -> None:
-        self.late += 1
+        with self._late_lock:
+            self.late += 1
 
     @property
     def _absence(self) -> Status:
@@ -303,13 +323,18 @@ class Guard:
         try:
             if self.session is None and not self._ended and self.breaker.allow():
                 try:
-                    self.session = self._new_session()
-                    self.breaker.succeed()
+                    self._adopt(self._new_session())
                 except Exception as error:
                     self._retry_later("open", error)
             return self.session
         finally:
             self._admin.release()
+
+    def _adopt(self, session: Session) -> None:
+        self.session = session
+        self.breaker.succeed()
+        if self._ended:  # closed while it was being opened
+            self.close()
 
     def _retry_later(self, what: str, error: Exception) -> None:
         if not self.breaker.trip():
@@ -362,20 +387,28 @@ class Guard:
         left = self.config.timeout_s - (time.monotonic() - started)
         try:
             run_apart(session.storage.close, max(left, 0.0) + GRACE_S, what=f"closing '{self.name}'")
-        except Exception as error:
-            self.notices.warn(f"hicache '{self.name}' close", "close", repr(error))
+        except BaseException as error:
+            self.notices.warn(f"hicache '{self.name}' close", "close", described(error))
         session.end()
         if self.observers is not None:
             self.observers.tell("hicache_closed", storage=session.storage)
 
     def _apart(self, what: str, work: Callable[[], T], *, late: Callable[[T], None]) -> T:
         try:
-            return run_apart(work, self.config.timeout_s + GRACE_S, what=f"{what} '{self.name}'", late=late)
-        except HiCacheError:
+            return run_apart(
+                work,
+                self.config.timeout_s + GRACE_S,
+                what=f"{what} '{self.name}'",
+                late=late,
+                left_behind=self._left_behind,
+            )
+        except (HiCacheError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise BackendUnavailable(
-                f"{what} '{self.name}' failed", value=repr(error), remedy=f"Run: hicache doctor {self.name}"
+                f"{what} '{self.name}' failed",
+                value=described(error),
+                remedy=f"Run: hicache doctor {self.name}",
             ) from error
 
 

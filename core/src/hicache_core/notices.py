@@ -42,7 +42,19 @@ class Notices:
 
 
 def log_warning(message: str, *arguments: object) -> None:
-    """Log to ``hicache``; logging is imported with the first line that needs it."""
+    """Log to ``hicache``; logging is imported with the first line that needs it. Never raises."""
     import logging
 
-    logging.getLogger("hicache").warning(message, *arguments)
+    try:
+        logging.getLogger("hicache").warning(message, *arguments)
+    except Exception:  # noqa: BLE001 - a filter or handler of the engine's own must not end a call
+        pass
+
+
+def described(value: object) -> str:
+    """Show anything that a backend gave or raised, shortened; never raises."""
+    try:
+        text = repr(value[:9] if isinstance(value, (list, tuple, str, bytes)) else value)
+    except Exception:  # noqa: BLE001 - a foreign __repr__ may do anything
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:197]}..."

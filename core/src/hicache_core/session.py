@@ -48,7 +48,9 @@ class Session:
         self._timeout_s = timeout_s
         self._on_late = on_late
         self._bouncer = Bouncer(storage)
-        self._bounces_all = bool(storage.options.bounce) or self.capabilities.deadline == "none"
+        self._bounces_all = (
+            bool(getattr(storage.options, "bounce", False)) or self.capabilities.deadline == "none"
+        )
         self._dead: dict[str, float] = {}
         self._dead_lock = threading.Lock()
         self._running: dict[int, float] = {}
@@ -129,6 +131,7 @@ class Session:
     @property
     def dead_keys(self) -> int:
         """How many keys count as absent because a get failed on them."""
+        self._forget_expired()
         return len(self._dead)
 
     def note_get(self, keys: Sequence[str], statuses: Sequence[Status]) -> None:
@@ -164,9 +167,15 @@ class Session:
         """Tell for each key whether it is dead; empty when none is."""
         if not self._dead:
             return []
-        now = time.monotonic()
-        flags = [self._dead.get(key, 0.0) > now for key in keys]
+        self._forget_expired()
+        flags = [key in self._dead for key in keys]
         return flags if any(flags) else []
+
+    def _forget_expired(self) -> None:
+        now = time.monotonic()
+        with self._dead_lock:  # the first to be noted is the first to expire
+            while self._dead and self._dead[first := next(iter(self._dead))] <= now:
+                del self._dead[first]
 
     # The end.
 

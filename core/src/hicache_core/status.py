@@ -7,6 +7,7 @@ refusal, and an operator must see which of the two it was.
 from __future__ import annotations
 
 from enum import IntEnum, unique
+from typing import Any
 
 
 @unique
@@ -44,3 +45,8 @@ class Status(IntEnum):
 
 OK = Status.OK
 """The one true status, by a short name for hot loops."""
+
+
+def is_answer(answer: Any, count: int) -> bool:
+    """Tell whether a backend's answer keeps C1: a list of exactly one Status a key."""
+    return type(answer) is list and len(answer) == count and set(map(type, answer)) <= {Status}
