@@ -111,9 +111,14 @@ class Folder:
         """Open a regular file, made 0600 where flags say so.
 
         Raises:
-            OSError: ELOOP for a link, ENOENT for anything else that is not a regular file.
+            OSError: ENOENT for a link and for anything else that is not a regular file.
         """
-        fd = os.open(name, flags | _SAFELY, 0o600, dir_fd=self.fd)
+        try:
+            fd = os.open(name, flags | _SAFELY, 0o600, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise FileNotFoundError(errno.ENOENT, "not a regular file", name) from error
+            raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.ENOENT, "not a regular file", name)
