@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
@@ -102,16 +103,16 @@ def test_memcpy_and_the_raw_file_give_back_what_they_took(kind, tmp_path):
     slots = [Slots(64, 1100) for _ in range(2)]
     contestant = Memcpy() if kind == "memcpy" else RawFile(str(tmp_path))
     contestant.open(plan, slots)
+    contents = {(thread, number): os.urandom(64 * 1100) for thread in range(2) for number in range(2)}
     for thread in range(2):
         for number in range(2):
-            slots[thread].memory[:] = bytes([1 + thread, number]) * (slots[thread].memory.nbytes // 2)
+            slots[thread].memory[:] = contents[thread, number]
             contestant.set(thread, number, [], slots[thread].all)
-    for thread in range(2):
+    for thread in (1, 0):
         for number in (1, 0):
             slots[thread].wipe(1100)
             contestant.get(thread, number, [], slots[thread].all)
-            assert bytes(slots[thread].memory[:2]) == bytes([1 + thread, number])
-            assert bytes(slots[thread].memory[-2:]) == bytes([1 + thread, number])
+            assert slots[thread].memory == contents[thread, number]
     contestant.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -198,6 +199,20 @@ def test_a_process_that_fails_names_the_reason_not_the_broken_barrier(run, site,
     result = run("bench", "acme", *SMALL, "--processes", "2")
     assert result.exit_code == 1
     assert "of the benchmark failed: no server. Start it." in result.stderr
+
+
+def test_a_process_that_fails_alone_keeps_nobody_waiting(run, site, acme_source, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(site.folder))
+    second_fails = f"import os; os.close(os.open({str(tmp_path / 'first')!r}, os.O_CREAT | os.O_EXCL))"
+    away = "import hicache_core; raise hicache_core.BackendUnavailable('one client at most')"
+    body = f"""try:
+            {second_fails}
+        except FileExistsError:
+            {away}"""
+    site.backend("acme", acme_source(open=body))
+    result = run("bench", "acme", *SMALL, "--processes", "2")
+    assert result.exit_code == 1
+    assert "of the benchmark failed: one client at most" in result.stderr
 
 
 def test_html_has_a_plot_a_verb_and_a_size(run, tmp_path):

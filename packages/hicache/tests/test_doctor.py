@@ -60,7 +60,9 @@ def test_an_unknown_backend_fails_with_its_pip_line(run_json):
 
 def test_a_missing_module_comes_with_pip_and_apt(doctor):
     requires = 'Requirement(module="no_such_native", pip="pip install acme[x]", apt="libacme1"),'
-    check = doctor(fails="module no_such_native", requires=requires)["module no_such_native"]
+    checks = doctor(fails="module no_such_native", requires=requires)
+    assert list(checks) == ["versions", "plugin", "module no_such_native"]  # nothing is tried without it
+    check = checks["module no_such_native"]
     assert check["found"] == "ModuleNotFoundError: No module named 'no_such_native'"
     assert check["remedy"] == "Run: pip install acme[x]; apt-get install libacme1"
 
@@ -143,6 +145,18 @@ def test_wrong_bytes_are_found(doctor):
 )
 def test_a_set_that_is_not_ok_for_each_page_fails(doctor, answer, found):
     assert doctor(fails="set", set=f"return {answer}")["set"]["found"] == found
+
+
+def test_a_store_that_says_it_has_everything_is_found_out(site, acme_source, run_json):
+    lies = "return [Status.OK for key in keys]"
+    source = acme_source().replace(
+        "return [Status.OK if key in self.pages else Status.MISS for key in keys]", lies
+    )
+    site.backend("acme", source)
+    bad = [check for check in run_json("doctor", "acme", exit_code=1)["checks"] if check["ok"] is False]
+    assert [(check["name"], check["found"]) for check in bad] == [
+        ("contains", "says OK for a page that nobody set")
+    ]
 
 
 def test_a_backend_that_tries_to_exit_is_a_failure(doctor):

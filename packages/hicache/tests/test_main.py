@@ -72,6 +72,7 @@ def test_an_own_command_cannot_be_taken_over(run, site):
         },
     )
     assert "thief" not in run("backends").output
+    assert "hicache-extra" not in run("--help").output
 
 
 def test_unknown_command_is_a_usage_error(run):

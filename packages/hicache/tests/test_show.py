@@ -61,6 +61,10 @@ def test_a_secret_is_never_shown(acme, run, monkeypatch):
         assert "********" in output
 
 
+def test_secrets_are_marked(acme, run_json):
+    assert [row["name"] for row in run_json("show", "acme")["options"] if row["secret"]] == ["token"]
+
+
 def test_bad_values_are_shown_with_their_sources_and_every_complaint(acme, run_json, run, monkeypatch):
     monkeypatch.setenv("HICACHE_ACME_STREAMS", "a few")
     monkeypatch.setenv("HICACHE_ACME_CACHE", "4 gigs")
