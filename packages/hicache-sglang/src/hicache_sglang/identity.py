@@ -139,7 +139,7 @@ class Server:
             weights = weights_digest(path, revision, str(self.argument("load_format") or "auto"))
             if weights is None:
                 _log.warning(
-                    "hicache: the weights of %r cannot be read here; model and revision alone tell pages apart. "
+                    "hicache: the weights of %r cannot be read; model and revision alone tell pages apart. "
                     'Set "weights" in the extra config to a text that changes with them.',
                     path,
                 )

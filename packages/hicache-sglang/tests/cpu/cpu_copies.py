@@ -1,4 +1,4 @@
-"""The copies between device and host pools in plain torch, and no pinned memory: all that SGLang lacks on a CPU.
+"""The copies between device and host pools in plain torch, unpinned: all that SGLang lacks on a CPU.
 
 ``apply`` is also the entry point of a test-only plugin, so that a scheduler
 process of a real engine has it too. Nothing here touches a storage.
@@ -97,13 +97,19 @@ def _indexer_layer(host, layer):
 
 
 def _backup_indexer(self, device_pool, host_indices, device_indices, io_backend):
-    pages, device_pages = host_indices[:: self.page_size] // self.page_size, device_indices[:: self.page_size] // self.page_size
+    pages, device_pages = (
+        host_indices[:: self.page_size] // self.page_size,
+        device_indices[:: self.page_size] // self.page_size,
+    )
     for layer, rows in enumerate(device_pool.index_k_with_scale_buffer):
         _indexer_layer(self, layer)[pages] = rows[device_pages]
 
 
 def _load_indexer(self, device_pool, host_indices, device_indices, layer_id, io_backend, *, is_draft=False):
-    pages, device_pages = host_indices[:: self.page_size] // self.page_size, device_indices[:: self.page_size] // self.page_size
+    pages, device_pages = (
+        host_indices[:: self.page_size] // self.page_size,
+        device_indices[:: self.page_size] // self.page_size,
+    )
     device_pool.index_k_with_scale_buffer[layer_id][device_pages] = _indexer_layer(self, layer_id)[pages]
 
 

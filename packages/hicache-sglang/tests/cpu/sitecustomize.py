@@ -1,4 +1,4 @@
-"""Lets a process of SGLang start on a machine without a GPU; found by Python because its folder is on PYTHONPATH.
+"""Lets SGLang start on a machine without a GPU; Python finds this file through PYTHONPATH.
 
 SGLang imports kernels (triton, sgl_kernel) and image codecs at start, even where
 nothing of them is called. For names listed in HICACHE_CPU_STAND_INS that no real
@@ -27,7 +27,7 @@ class _Named(type):
 class _StandIn(types.ModuleType):
     """A module, a function and a decorator at once; names in capitals are classes."""
 
-    __path__: list[str] = []
+    __path__ = ()
     __version__ = "9.9.9"
 
     def __getattr__(self, name):

@@ -5,6 +5,7 @@ storage, throw tree and pools away, ask a fresh tree for it, load it back, and
 compare every byte on the device.
 """
 
+# ruff: noqa: E402 - the tree core is chosen, and the copies replaced, before SGLang is imported
 from __future__ import annotations
 
 import json
@@ -188,7 +189,13 @@ def plain_requests() -> Any:
 def mamba_requests() -> Any:
     """Two Mamba layers beside two attention layers."""
     shape = Mamba2StateShape.create(
-        tp_world_size=1, intermediate_size=16, n_groups=1, num_heads=2, head_dim=8, state_size=4, conv_kernel=4
+        tp_world_size=1,
+        intermediate_size=16,
+        n_groups=1,
+        num_heads=2,
+        head_dim=8,
+        state_size=4,
+        conv_kernel=4,
     )
     return HybridReqToTokenPool(
         size=4,
@@ -258,7 +265,7 @@ def be_rank(rank: int = 0, size: int = 1) -> None:
 
 
 def two_ranks(layout: str, backend: str, extra: dict[str, Any]) -> str:
-    """MLA beside Mamba on two ranks: KV is replicated and written by the first, each rank has a state of its own."""
+    """MLA beside Mamba on two ranks: KV is written by the first for both, each has a state of its own."""
     wanted = []
     for rank in (0, 1):
         tree = Tree("mla_mamba", layout, backend, extra, rank=rank, size=2)

@@ -14,9 +14,9 @@ import types
 from pathlib import Path
 from typing import Any
 
-import release
+import sgl_release as release
+import sgl_toy
 import torch
-import toy_store
 
 LAYOUTS = {
     "mha": ("layer_first", "page_first", "page_first_direct", "page_head"),
@@ -73,7 +73,7 @@ def extra(*, zero_copy: bool, **more: Any) -> dict[str, Any]:
         "backend_name": "dynamic",
         "module_path": "hicache_sglang",
         "class_name": "HiCacheSGLang",
-        "options": toy_store.OPTIONS,
+        "options": sgl_toy.OPTIONS,
         **({"interface_v1": 1} if zero_copy else {}),
         **more,
     }
@@ -90,7 +90,7 @@ def attach(pool: Any, *, kind: str = "mha", zero_copy: bool = True, **values: An
 
 
 def write(folder: Path, kind: str, layout: str, *, zero_copy: bool) -> tuple[int, list[bytes]]:
-    toy_store.STORE.clear()
+    sgl_toy.STORE.clear()
     pool = release.host_pool(folder, kind, layout)
     release.fill(pool)
     backend = attach(pool, kind=kind, zero_copy=zero_copy)
@@ -137,14 +137,14 @@ def share_layouts(folder: Path, *, zero_copy: bool) -> str:
 def hole(folder: Path, *, zero_copy: bool) -> str:
     """The controller counts the pages before the missing one and goes on."""
     write(folder, "mha", "page_first", zero_copy=zero_copy)
-    del toy_store.STORE[list(toy_store.STORE)[2]]
+    del sgl_toy.STORE[list(sgl_toy.STORE)[2]]
     counts, _, untouched = read(folder, "mha", "page_first", zero_copy=zero_copy)
     return "ok" if counts == (2 * PAGE_TOKENS, 2 * PAGE_TOKENS) and untouched else f"FAILED: {counts}"
 
 
 def answers(folder: Path) -> str:
     """Every call answers each key, whatever it is given."""
-    toy_store.STORE.clear()
+    sgl_toy.STORE.clear()
     pool = release.host_pool(folder, "mha", "page_first")
     backend = attach(pool)
     keys = ["a" * 64, "b" * 64]
@@ -174,7 +174,7 @@ def sidecars(folder: Path) -> str:
     """KV with two sidecars: one page a KV page, and one at the end of a prefix."""
     from sglang.srt.mem_cache.hicache_storage import PoolHitPolicy, PoolName, PoolTransfer
 
-    toy_store.STORE.clear()
+    sgl_toy.STORE.clear()
     pools = {
         name: release.host_pool(folder, "mla", "page_first", layers=n)
         for name, n in (("kv", 3), ("indexer", 2))
@@ -254,7 +254,7 @@ def plugin(folder: Path) -> str:
     from hicache_sglang import plugin as entry_point
 
     builtin = set(StorageBackendFactory._registry)
-    Ours.register_backend("toy", "toy_store", "ToyStore")
+    Ours.register_backend("toy", "sgl_toy", "ToyStore")
     entry_point.register()
     HookRegistry.apply_hooks()
     pool = release.host_pool(folder, "mha", "page_first")

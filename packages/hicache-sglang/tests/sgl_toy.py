@@ -29,8 +29,8 @@ class ToyStore(HiCacheStorage):
     spec = BackendSpec(
         name="toy",
         api=1,
-        target="toy_store:ToyStore",
-        options="toy_store:ToyOptions",
+        target="sgl_toy:ToyStore",
+        options="sgl_toy:ToyOptions",
         capabilities=Capabilities(shared=True, clear=True, checksum=True, deadline="bounce"),
     )
 
@@ -108,4 +108,4 @@ class ToyStore(HiCacheStorage):
 
 
 #: Extra-config options under which HiCache finds this class without an installation.
-OPTIONS = {"backend_name": "toy", "module_path": "toy_store", "class_name": "ToyStore"}
+OPTIONS = {"backend_name": "toy", "module_path": "sgl_toy", "class_name": "ToyStore"}

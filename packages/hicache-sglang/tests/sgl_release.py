@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sgl_release_source import functions_of
 
 
 def prepare() -> Path:
@@ -44,22 +45,10 @@ def prepare() -> Path:
 
 def methods(path: Path, class_name: str, names: list[str], namespace: dict[str, Any]) -> dict[str, Any]:
     """Compile methods of a class out of a source file, to run in a namespace of our choice."""
-    tree = ast.parse(path.read_text())
-    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name)
-    wanted = [node for node in found.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    wanted = [node for name, node in functions_of(path, class_name).items() if name in names]
     body = [ast.parse("from __future__ import annotations").body[0], *wanted]
     exec(compile(ast.Module(body=body, type_ignores=[]), str(path), "exec"), namespace)
     return {node.name: namespace[node.name] for node in wanted}
-
-
-def functions_of(path: Path, class_name: str) -> dict[str, ast.FunctionDef]:
-    """Give a class's methods as syntax trees; empty where the file or the class is not there."""
-    if not path.exists():
-        return {}
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ClassDef) and node.name == class_name:
-            return {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
-    return {}
 
 
 _POOL_METHODS = [
