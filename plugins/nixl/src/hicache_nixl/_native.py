@@ -135,6 +135,7 @@ class Agent:
         #: What register_pools was last told, as a mark for the owner.
         self.regions: object = None
         self._regions: dict[str, dict[Region, Any]] = {}
+        self._next_object = 1
         self._scratch: Scratch | None = None
         self._scratch_registration: Any = None
         sync = nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW
@@ -199,6 +200,11 @@ class Agent:
         except self._errors as error:
             self.spent = True
             raise TransferFailed(f"{type(error).__name__}: {error}") from error
+
+    def next_objects(self, count: int) -> int:
+        """Give the first of ``count`` device numbers that this agent has not used: NIXL finds objects by them."""
+        first, self._next_object = self._next_object, self._next_object + count
+        return first
 
     def start(self, verb: str, local: tuple[str, list[Region]], remote: tuple[str, list[Region]]) -> Transfer:
         """Begin to move bytes; descriptors pair up one to one and lie in registered memory.

@@ -101,7 +101,7 @@ class Mover:
         self._checksums = checksums
         self._fsync = fsync
         self._max_descriptors = max_descriptors
-        #: path -> inode of a damaged file that could not be cut.
+        #: path -> inode of a file on which a get has failed (C6), unless it was cut.
         self._bad: dict[str, int] = {}
 
     def pages_a_chunk(self, locs: Pages) -> int:
@@ -115,7 +115,7 @@ class Mover:
         return padded_nbytes(locs.nbytes) if self._direct else plain_nbytes(locs.nbytes)
 
     def is_bad(self, path: str) -> bool:
-        """True for a file that is known to be damaged and could not be cut."""
+        """True for a file on which a get of this instance has failed."""
         if not self._bad or path not in self._bad:
             return False
         try:
@@ -170,7 +170,9 @@ class Mover:
             if nbytes == padded_nbytes(wanted):
                 page.direct = self._direct and _bypass_cache(descriptor)
                 return page
-            batch.statuses[position] = self.judge_by_trailer(descriptor, path, key, wanted)
+            status = batch.statuses[position] = self.judge_by_trailer(descriptor, path, key, wanted)
+            if status in (Status.CORRUPT, Status.SIZE_MISMATCH):
+                self._remember(path, os.fstat(descriptor).st_ino)
         except OSError as error:
             batch.statuses[position] = status_of(error)
         os.close(descriptor)
@@ -201,11 +203,13 @@ class Mover:
         nbytes = os.fstat(descriptor).st_size
         trailer = os.pread(descriptor, TRAILER_NBYTES, max(0, nbytes - TRAILER_NBYTES))
         stored = stored_page_nbytes(trailer)
-        if stored is None or nbytes not in (plain_nbytes(stored), padded_nbytes(stored)) or self.is_bad(path):
+        if stored is None or nbytes not in (plain_nbytes(stored), padded_nbytes(stored)):
             return Status.CORRUPT
         verdict, _ = examine(trailer, self._namespace.qualify(key), wanted)
+        if verdict is Verdict.GOOD and stored:  # a page has bytes
+            return Status.CORRUPT if self.is_bad(path) else _OK
         if verdict is Verdict.GOOD:
-            return _OK
+            return Status.SIZE_MISMATCH
         return Status.SIZE_MISMATCH if verdict is Verdict.OTHER_SIZE else Status.CORRUPT
 
     def _condemn(self, page: _Page, key: str, wanted: int) -> Status:
@@ -226,10 +230,14 @@ class Mover:
         except FileNotFoundError:
             pass
         except OSError:
-            if len(self._bad) >= MAX_BAD:
-                self._bad.clear()
-            self._bad[page.path] = inode
+            self._remember(page.path, inode)
         return Status.CORRUPT
+
+    def _remember(self, path: str, inode: int) -> None:
+        """Have contains deny, and a set replace, a file on which a get has failed."""
+        if len(self._bad) >= MAX_BAD:
+            self._bad.clear()
+        self._bad[path] = inode
 
     def _is_intact(self, page: _Page, key: str, wanted: int) -> bool:
         descriptor = os.open(f"/proc/self/fd/{page.descriptor}", os.O_RDONLY | os.O_CLOEXEC)

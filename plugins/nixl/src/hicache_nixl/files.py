@@ -28,7 +28,7 @@ from hicache_nixl.budget import Budget
 from hicache_nixl.filemoves import Mover, Moving
 from hicache_nixl.folders import FANS, Folders, fan_of, status_of, unlink
 from hicache_nixl.lanes import Lanes
-from hicache_nixl.trailer import padded_nbytes, plain_nbytes
+from hicache_nixl.trailer import TRAILER_NBYTES, padded_nbytes, plain_nbytes
 
 _OK, _MISS = Status.OK, Status.MISS
 _OPEN_TO_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -158,7 +158,8 @@ class FileStore:
         pages = nbytes = 0
         for _, entry in self._folders.own():
             pages += 1
-            nbytes += entry.nbytes
+            known = self._page_nbytes.get(entry.path.rpartition(".")[2])
+            nbytes += entry.nbytes - TRAILER_NBYTES if known is None else known
         if self._budget is None:
             return Usage(pages, nbytes, self._folders.store_nbytes(), None)
         return Usage(pages, nbytes, self._budget.used(deadline), self._budget.capacity)

@@ -144,7 +144,6 @@ class HiCacheNixl(HiCacheStorage):
         network = any(map(is_network, kinds))
         on_device = plugin in _ON_DEVICES
         self.capabilities = self._narrowed(
-            eviction="none" if budget is None else "approx",
             device_memory=on_device,
             checksum=options.checksum,
             deadline="none" if network else "hold",

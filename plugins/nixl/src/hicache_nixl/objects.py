@@ -1,0 +1,408 @@
+"""Pages as S3 objects: what a set, a get and a look make of NIXL's OBJ plugin and of S3 itself.
+
+An object is a page and its trailer under ``prefix + namespace/key``, put and got
+as one request from and into private memory, an own NIXL transfer an object: a
+transfer of many tells of one failure for all, and at once, while the others
+still write into their memory. NIXL does not say why a transfer failed, nor how
+large an object is; S3 is asked (s3.py).
+
+At the deadline the calling thread walks away (C11: bounce). The agent keeps its
+private memory until the SDK has given up, after 25 s and more, and is closed
+then; a server that refuses connections is found out at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from hicache_core import HostPool, Namespace, Pages, Status, Usage
+from hicache_core.errors import BackendTimeout, BackendUnavailable, StorageClosed
+
+from hicache_nixl._native import Agent, Scratch, Transfer, TransferFailed
+from hicache_nixl.agents import Agents
+from hicache_nixl.options import NixlOptions
+from hicache_nixl.s3 import Account, Bucket, Found
+from hicache_nixl.trailer import TRAILER_NBYTES, Verdict, checksum, examine, pack, plain_nbytes
+
+T = TypeVar("T")
+
+#: Requests to S3 itself at a time.
+WORKERS = 8
+#: Keys a look asks for before it decides whether a prefix goes on.
+LOOK_AHEAD = 32
+MAX_BAD = 65_536
+
+#: How long a transfer may be silent before S3 is asked whether it is there at all.
+_SUSPECT_S = 0.25
+_FIRST_PAUSE_S = 0.0001
+_LONGEST_PAUSE_S = 0.002
+
+_OK, _MISS = Status.OK, Status.MISS
+#: What a get cannot tell by itself: whether there is an object, and of which size.
+_UNCLEAR = (Status.ERROR, Status.CORRUPT)
+
+
+class ObjectStore:
+    """The pages of one namespace in a bucket; thread-safe."""
+
+    def __init__(self, options: NixlOptions, namespace: Namespace, agents: Agents) -> None:
+        self._namespace = namespace
+        self._prefix = options.prefix
+        self._agents = agents
+        self._bucket = Bucket(account_of(options))
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="hicache-nixl-s3")
+        self._checksums = options.checksum
+        self._staging_nbytes = options.staging
+        self._most = options.in_flight
+        self._page_nbytes: dict[str, int] = {}
+        #: object key -> etag of a value on which a get has failed (C6).
+        self._bad: dict[str, str] = {}
+
+    def prepare(self, deadline: float) -> None:
+        """See that the bucket answers.
+
+        Raises: BackendTimeout, BackendUnavailable.
+        """
+        list(self._bucket.listing(self._own_prefix, deadline, limit=1))
+
+    def know(self, pools: Sequence[HostPool]) -> None:
+        """Learn the sizes that keys of these pools' components have; their memory is not touched by NIXL."""
+        self._page_nbytes = {pool.component.key: pool.component.page_nbytes for pool in pools}
+
+    def contains(self, keys: Sequence[str], deadline: float) -> list[Status]:
+        """Ask for each object's size."""
+        return [status for status, _ in self._each(lambda key: self._look(key, deadline), keys)]
+
+    def get(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
+        """Get objects into private memory, judge them, copy the good ones into their slots."""
+        statuses = [Status.SKIPPED] * len(keys)
+        self._in_stages(range(len(keys)), locs, statuses, deadline, lambda *a: self._get_stage(keys, locs, *a))
+        unclear = [position for position, status in enumerate(statuses) if status in _UNCLEAR]
+        looks = self._each(lambda position: self._look(keys[position], deadline, locs.nbytes), unclear)
+        for position, (status, found) in zip(unclear, looks, strict=True):
+            if status is not _OK:
+                statuses[position] = status
+            if found is not None and statuses[position] in (Status.CORRUPT, Status.SIZE_MISMATCH):
+                self._condemn(self._name(keys[position]), found.etag)
+        return statuses
+
+    def set(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
+        """Put the objects that are not there yet."""
+        first_of: dict[str, int] = {}
+        for position, key in enumerate(keys):
+            first_of.setdefault(key, position)
+        unique = list(first_of.values())
+        statuses = [Status.SKIPPED] * len(keys)
+        looks = self._each(lambda position: self._look(keys[position], deadline, locs.nbytes), unique)
+        absent = []
+        for position, (status, _) in zip(unique, looks, strict=True):
+            statuses[position] = status
+            if status in (_MISS, Status.CORRUPT, Status.SIZE_MISMATCH):
+                absent.append(position)
+        self._in_stages(absent, locs, statuses, deadline, lambda *a: self._set_stage(keys, locs, *a))
+        unclear = [position for position in absent if statuses[position] is Status.SKIPPED]
+        found = self._each(lambda position: self._why_not_put(keys[position], deadline), unclear)
+        for position, status in zip(unclear, found, strict=True):
+            statuses[position] = status
+        for position, key in enumerate(keys):
+            statuses[position] = statuses[first_of[key]]
+        return statuses
+
+    def remove(self, keys: Sequence[str], deadline: float) -> list[Status]:
+        """Remove objects; S3 does not tell whether there was one, so it is asked before."""
+
+        def remove(key: str) -> Status:
+            name = self._name(key)
+            status, found = self._bucket.head(name, deadline)
+            return self._bucket.delete(name, deadline) if found is not None else status
+
+        unique = dict.fromkeys(keys)
+        outcome = dict(zip(unique, self._each(_guarded(remove), list(unique)), strict=True))
+        return [outcome.pop(key, _MISS) for key in keys]
+
+    def touch(self, keys: Sequence[str]) -> None:
+        """Nothing: a bucket evicts by its own rules."""
+
+    def clear(self, deadline: float) -> int:
+        """Remove every object under the namespace's prefix."""
+        names = [found.key for found in self._bucket.listing(self._own_prefix, deadline)]
+        statuses = self._each(_guarded(lambda name: self._bucket.delete(name, deadline)), names)
+        left = len(names) - statuses.count(_OK)
+        if left:
+            worst = next(status for status in statuses if status is not _OK)
+            kind = BackendTimeout if worst is Status.TIMEOUT else BackendUnavailable
+            raise kind(
+                f"clearing the namespace {self._namespace} of 'nixl'",
+                value=f"{left} of {len(names)} objects remain: {worst.name}",
+                remedy="Clear again, raise timeout_s, or allow DeleteObject to this access key.",
+            )
+        self._bad.clear()
+        return len(names)
+
+    def usage(self, deadline: float) -> Usage:
+        """List the namespace, and all that lies under the prefix."""
+        own = [found.nbytes - TRAILER_NBYTES for found in self._bucket.listing(self._own_prefix, deadline)]
+        everything = sum(found.nbytes for found in self._bucket.listing(self._prefix, deadline))
+        return Usage(len(own), sum(own), everything, None)
+
+    def close(self) -> None:
+        """Give everything back; what was abandoned ends with its transfers."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._bucket.close()
+        self._agents.close()
+
+    def abandon_in_child(self) -> None:
+        """Leave everything of the parent's alone in the child of a fork."""
+        self._agents.leak()
+
+    # Names and looks.
+
+    @property
+    def _own_prefix(self) -> str:
+        return f"{self._prefix}{self._namespace.qualify('')}"
+
+    def _name(self, key: str) -> str:
+        return f"{self._prefix}{self._namespace.qualify(key)}"
+
+    def _look(self, key: str, deadline: float, wanted: int | None = None) -> tuple[Status, Found | None]:
+        """Judge an object by its size, and by what an earlier get made of it."""
+        name = self._name(key)
+        try:
+            status, found = self._bucket.head(name, deadline)
+        except BackendTimeout:
+            return Status.TIMEOUT, None
+        except BackendUnavailable:
+            return Status.UNAVAILABLE, None
+        if found is None:
+            return status, None
+        wanted = wanted if wanted is not None else self._page_nbytes.get(key.rpartition(".")[2])
+        if wanted is not None and found.nbytes != plain_nbytes(wanted):
+            return Status.SIZE_MISMATCH, found
+        if found.nbytes <= TRAILER_NBYTES:
+            return Status.CORRUPT, found
+        bad = self._bad.get(name)
+        return (_OK if bad is None or bad != found.etag else Status.CORRUPT), found
+
+    def _each(self, work: Callable[[T], object], items: Sequence[T]) -> list:
+        """Do work for each item, several at a time."""
+        if len(items) < 2:
+            return [work(item) for item in items]
+        try:
+            return list(self._workers.map(work, items))
+        except RuntimeError as error:  # shut down by a close() that has given up waiting
+            raise StorageClosed("nixl") from error
+
+    # Moving.
+
+    def _in_stages(
+        self,
+        positions: Sequence[int],
+        locs: Pages,
+        statuses: list[Status],
+        deadline: float,
+        move: Callable[[Agent, Scratch, Sequence[int], list[Status], float], bool],
+    ) -> None:
+        """Move pages as many at a time as private memory holds; what was not begun has the last trouble's status."""
+        nbytes = plain_nbytes(locs.nbytes)
+        size = max(1, min(self._most, self._staging_nbytes // nbytes))
+        for start in range(0, len(positions), size):
+            try:
+                agent = self._agents.take(deadline)
+            except BackendTimeout:
+                trouble = Status.TIMEOUT
+            except (BackendUnavailable, StorageClosed):
+                trouble = Status.UNAVAILABLE
+            else:
+                part = positions[start : start + size]
+                if move(agent, agent.scratch(nbytes * size), part, statuses, deadline):
+                    continue
+                start += size
+                trouble = Status.TIMEOUT
+            for position in positions[start:]:
+                statuses[position] = trouble
+            return
+
+    def _get_stage(
+        self,
+        keys: Sequence[str],
+        locs: Pages,
+        agent: Agent,
+        memory: Scratch,
+        part: Sequence[int],
+        statuses: list[Status],
+        deadline: float,
+    ) -> bool:
+        """Get one stage; False when the deadline came first and the agent was left behind."""
+        stride = plain_nbytes(locs.nbytes)
+        for slot in range(len(part)):
+            end = (slot + 1) * stride
+            memory.view[end - TRAILER_NBYTES : end] = bytes(TRAILER_NBYTES)  # stale ones would be believed
+        failed, late = self._transfer(agent, "READ", [self._name(keys[p]) for p in part], memory, stride, deadline)
+        for slot, position in enumerate(part):
+            if slot in late:
+                statuses[position] = late[slot]
+            elif slot in failed:
+                statuses[position] = Status.ERROR
+            else:
+                value = memory.view[slot * stride : (slot + 1) * stride]
+                statuses[position] = self._judged(keys[position], value, locs, position)
+        return self._ended(agent, late)
+
+    def _judged(self, key: str, value: memoryview, locs: Pages, position: int) -> Status:
+        """Believe a value only when trailer and checksum agree; CORRUPT until S3 has told its size."""
+        page = value[: locs.nbytes]
+        verdict, wanted = examine(bytes(value[locs.nbytes :]), self._namespace.qualify(key), locs.nbytes)
+        if verdict is not Verdict.GOOD or (
+            wanted is not None and self._checksums and checksum([page]) != wanted
+        ):
+            return Status.CORRUPT
+        at = 0
+        for view in locs.views(position):
+            view[:] = page[at : at + view.nbytes]
+            at += view.nbytes
+        return _OK
+
+    def _set_stage(
+        self,
+        keys: Sequence[str],
+        locs: Pages,
+        agent: Agent,
+        memory: Scratch,
+        part: Sequence[int],
+        statuses: list[Status],
+        deadline: float,
+    ) -> bool:
+        """Put one stage; False when the deadline came first and the agent was left behind."""
+        stride = plain_nbytes(locs.nbytes)
+        for slot, position in enumerate(part):
+            at = start = slot * stride
+            for view in locs.views(position):
+                memory.view[at : at + view.nbytes] = view
+                at += view.nbytes
+            value = checksum([memory.view[start:at]]) if self._checksums else None
+            trailer = pack(self._namespace.qualify(keys[position]), locs.nbytes, value)
+            memory.view[at : at + TRAILER_NBYTES] = trailer
+        names = [self._name(keys[p]) for p in part]
+        failed, late = self._transfer(agent, "WRITE", names, memory, stride, deadline)
+        for slot, position in enumerate(part):
+            if slot in late:
+                statuses[position] = late[slot]
+            elif slot in failed:
+                statuses[position] = Status.SKIPPED
+            else:
+                statuses[position] = _OK
+                self._bad.pop(names[slot], None)
+        return self._ended(agent, late)
+
+    def _ended(self, agent: Agent, late: dict[int, Status]) -> bool:
+        if not late:
+            self._agents.give(agent)
+        return not late
+
+    def _transfer(
+        self, agent: Agent, verb: str, names: Sequence[str], memory: Scratch, stride: int, deadline: float
+    ) -> tuple[set[int], dict[int, Status]]:
+        """Move objects, each in a transfer of its own: the slots that failed, and those that did not end in time."""
+        first = agent.next_objects(len(names))
+        rows = [(0, stride, first + slot, name) for slot, name in enumerate(names)]
+        running: dict[int, Transfer] = {}
+        failed: set[int] = set()
+        try:
+            registration = agent.register("OBJ", rows)
+        except TransferFailed:
+            agent.spent = True
+            return set(range(len(names))), {}
+        for slot in range(len(names)):
+            local = ("DRAM", [(memory.address + slot * stride, stride, 0)])
+            try:
+                running[slot] = agent.start(verb, local, ("OBJ", [(0, stride, first + slot)]))
+            except TransferFailed:
+                failed.add(slot)
+        trouble = self._await(running, failed, deadline)
+        if not running:
+            try:
+                agent.forget(registration)
+            except TransferFailed:
+                agent.spent = True
+            return failed, {}
+        self._agents.abandon(agent, list(running.values()))
+        return failed, dict.fromkeys(running, trouble)
+
+    def _await(self, running: dict[int, Transfer], failed: set[int], deadline: float) -> Status:
+        """Poll transfers until all have ended or there is no point in waiting; tell what the rest met."""
+        pause = _FIRST_PAUSE_S
+        quiet_since = time.monotonic()
+        while running:
+            ended = [slot for slot, transfer in running.items() if transfer.poll()]
+            failed.update(slot for slot in ended if running[slot].failed)
+            for slot in ended:
+                del running[slot]
+            now = time.monotonic()
+            if ended:
+                quiet_since, pause = now, _FIRST_PAUSE_S
+                continue
+            if now > deadline:
+                return Status.TIMEOUT
+            if now - quiet_since > _SUSPECT_S:
+                quiet_since = now
+                if self._refuses_connections(deadline):
+                    return Status.UNAVAILABLE
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+        return _OK
+
+    def _refuses_connections(self, deadline: float) -> bool:
+        """Ask S3 anything, briefly: the SDK retries for 25 s what is refused at once."""
+        try:
+            self._bucket.head(self._own_prefix, min(deadline, time.monotonic() + _SUSPECT_S))
+        except BackendTimeout:
+            return False
+        except BackendUnavailable:
+            return True
+        return False
+
+    # What NIXL does not tell.
+
+    def _condemn(self, name: str, etag: str) -> None:
+        """Remember that a get has failed on this value, so that contains is not OK for it and a set replaces it."""
+        if len(self._bad) >= MAX_BAD:
+            self._bad.clear()
+        self._bad[name] = etag
+
+    def _why_not_put(self, key: str, deadline: float) -> Status:
+        status, _ = self._look(key, deadline)
+        return status if status in (Status.TIMEOUT, Status.UNAVAILABLE, Status.DENIED) else Status.ERROR
+
+
+def account_of(options: NixlOptions) -> Account:
+    """Give the account that options name."""
+
+    def plain(secret: object) -> str:
+        return secret.get_secret_value() if secret is not None else ""
+
+    return Account(
+        endpoint=options.endpoint or f"https://s3.{options.region}.amazonaws.com",
+        bucket=options.bucket or "",
+        region=options.region,
+        access_key=plain(options.access_key),
+        secret_key=plain(options.secret_key),
+        session_token=plain(options.session_token),
+        ca_bundle=options.ca_bundle,
+    )
+
+
+def _guarded(work: Callable[[str], Status]) -> Callable[[str], Status]:
+    """Turn trouble with the server into a status."""
+
+    def guarded(item: str) -> Status:
+        try:
+            return work(item)
+        except BackendTimeout:
+            return Status.TIMEOUT
+        except BackendUnavailable:
+            return Status.UNAVAILABLE
+
+    return guarded
