@@ -248,6 +248,22 @@ def test_html_is_one_page_with_both_plots(run, tmp_path):
     assert "<script" not in text
 
 
+@pytest.mark.parametrize("place", ["no/such/folder/report.html", "."])
+def test_html_that_cannot_be_written_is_refused_before_the_replay(run, tmp_path, place):
+    result = run("replay", "--backend", "memory", "--limit", "1", "--html", str(tmp_path / place))
+    assert result.exit_code == 2
+    assert "cannot be written; name a file in a folder of yours" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_worker_that_dies_is_named_and_ends_the_run(run, site, acme_source, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(site.folder))
+    site.backend("acme", acme_source(set="import os; os.kill(os.getpid(), 9)"))
+    result = run("replay", "--backend", "acme", "--limit", "20", "--workers", "2")
+    assert result.exit_code == 1
+    assert "Error: worker 0 ended without a result." in result.stderr or "Error: worker 1" in result.stderr
+
+
 def test_the_program_reports_hits_and_exits_0(program):
     done = program("replay", "--backend", "memory", "--limit", "20")
     assert done.returncode == 0, done.stderr

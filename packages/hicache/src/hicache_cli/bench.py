@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from hicache_cli.benchreport import BenchReport, Cell
 from hicache_cli.contestants import Entry, Plan, options_of
 from hicache_cli.measure import measure
-from hicache_cli.output import backend_options, console, emit_json, json_option, nbytes_text
+from hicache_cli.output import backend_options, console, emit_json, html_option, json_option, nbytes_text
 from hicache_cli.sizes import SIZE, SIZES
 from hicache_cli.target import ROOT_OPTION, Target, opened_target
 from hicache_cli.workers import Job
@@ -60,7 +59,7 @@ _LOCAL = "local"
     show_default=True,
     help="Seconds that a call to a backend may take.",
 )
-@click.option("--html", type=click.Path(dir_okay=False, writable=True), help="Write a page with plots.")
+@html_option
 @json_option
 def bench(
     names: tuple[str, ...], options: dict[str, str], page_bytes: list[int], as_json: bool, **rest: Any
@@ -80,8 +79,8 @@ def bench(
         plans = [_plan(nbytes, rest) for nbytes in page_bytes]
         cells = list(_cells(plans, entries, reference))
         report = BenchReport(cells, [target.note for target in targets if target.note])
-    if rest["html"]:
-        Path(rest["html"]).write_text(report.page(), encoding="utf-8")
+    if rest["html_file"]:
+        rest["html_file"].write_text(report.page(), encoding="utf-8")
     if as_json:
         emit_json(report.as_json())
     else:

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hicache_cli.described import provider_and_spec
 from hicache_cli.html import replay_page
 from hicache_cli.load import DEFAULT_REQUESTS, conversations
-from hicache_cli.output import backend_options, console, emit_json, json_option
+from hicache_cli.output import backend_options, console, emit_json, html_option, json_option
 from hicache_cli.report import ReplayReport
 from hicache_cli.sizes import SIZE
 from hicache_cli.target import Target, opened_target
@@ -59,7 +58,7 @@ _MAX_NAMED_LINES = 10
     show_default=True,
     help="Seconds that a call to the backend may take.",
 )
-@click.option("--html", type=click.Path(dir_okay=False, writable=True), help="Write a page with plots.")
+@html_option
 @json_option
 def replay(
     trace_file: Any, backend: str, options: dict[str, str], page_bytes: int, as_json: bool, **rest: Any
@@ -80,8 +79,8 @@ def replay(
             timeout_s=rest["timeout_s"],
         )
         report = _run(job, target, trace, source, capacity, workers=rest["workers"], keep=bool(rest["keep"]))
-    if rest["html"]:
-        Path(rest["html"]).write_text(replay_page(report), encoding="utf-8")
+    if rest["html_file"]:
+        rest["html_file"].write_text(replay_page(report), encoding="utf-8")
     if as_json:
         emit_json(report.as_json())
     else:
