@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -695,10 +694,19 @@ def test_no_thread_is_left_after_close() -> None:
     wait_until(lambda: set(threading.enumerate()) <= before, "the workers ended")
 
 
+def test_no_thread_is_left_after_a_rebind_that_failed() -> None:
+    before = set(threading.enumerate())
+    pool, script = a_pool(), Script()
+    with a_cache(script, pool, bounce=True) as cache:
+        cache.set(["a"], filled(pool, 0))
+        script.verbs["open"] = raises(BackendUnavailable("away"))
+        cache.rebind(Identity.for_tests(weights="v2"))
+        wait_until(lambda: set(threading.enumerate()) <= before, "the workers ended")
+
+
 def test_a_constructor_that_raises_is_told_when_opening() -> None:
     loaded = scripted(Script(init=raises(KeyError("k"))))
     cache = HiCache(loaded, a_config(), [])
     with pytest.raises(HiCacheError) as caught:
         cache._guard.open(strict=False)
     assert caught.value.what == "constructing 'scripted' failed"
-    assert os.getpid()

@@ -354,10 +354,12 @@ class Guard:
             self._end(old)
             return self._new_session()
         pools = [p for p in self.pools.values() if p.segments and old.serves(p)]
-        storage = self._apart(
-            "rebinding", lambda: old.storage.rebind(self.config, pools), late=lambda fresh: fresh.close()
-        )
-        old.end()
+        try:
+            storage = self._apart(
+                "rebinding", lambda: old.storage.rebind(self.config, pools), late=lambda fresh: fresh.close()
+            )
+        finally:
+            self._over(old)
         if storage.config.namespace != self.config.namespace or not storage.is_open:
             storage.close()
             raise BackendIncompatible(
@@ -389,6 +391,9 @@ class Guard:
             run_apart(session.storage.close, max(left, 0.0) + GRACE_S, what=f"closing '{self.name}'")
         except BaseException as error:
             self.notices.warn(f"hicache '{self.name}' close", "close", described(error))
+        self._over(session)
+
+    def _over(self, session: Session) -> None:
         session.end()
         if self.observers is not None:
             self.observers.tell("hicache_closed", storage=session.storage)

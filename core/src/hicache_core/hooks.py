@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from hicache_core.notices import log_warning
+from hicache_core.notices import described, log_warning
 
 if TYPE_CHECKING:
     from hicache_core.observers import OperationEvent
@@ -45,10 +45,14 @@ class Hub:
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(ObserverSpecs)
 
-    def add(self, observer: object, name: str | None = None) -> None:
-        """Register an observer; the same one twice is one."""
+    def add(self, observer: object) -> None:
+        """Register an observer; the same one twice is one.
+
+        Raises:
+            pluggy.PluginValidationError: a hook takes what no hook is given.
+        """
         if not self._manager.is_registered(observer):
-            self._manager.register(observer, name)
+            self._manager.register(observer)
 
     def remove(self, observer: object) -> None:
         """Forget an observer; an unknown one is ignored."""
@@ -66,5 +70,6 @@ class Hub:
             try:
                 implementation.function(*[arguments[name] for name in implementation.argnames])
             except Exception as error:  # noqa: BLE001 - an observer must not reach into a call
-                log_warning("observer %r left out: %s raised %r", implementation.plugin_name, hook, error)
+                name = implementation.plugin_name
+                log_warning("observer %r left out: %s raised %s", name, hook, described(error))
                 self.remove(implementation.plugin)

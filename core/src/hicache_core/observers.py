@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hicache_core.notices import log_warning
+from hicache_core.notices import described, log_warning
 from hicache_core.status import Status
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from hicache_core.hooks import Hub
 
 ENTRY_POINT_GROUP = "hicache.observers"
@@ -61,27 +63,36 @@ def unregister(observer: object) -> None:
 
 def active() -> Hub | None:
     """Give the hub if anybody watches; entry points are read once a process and sys.path."""
-    global _hub, _scanned_path
+    global _scanned_path
     path = tuple(sys.path)
     with _lock:
-        if _scanned_path != path:
-            _scanned_path = path
-            _hub = _load_installed(_hub)
+        fresh, _scanned_path = _scanned_path != path, path
+    if fresh:
+        _load_installed()  # runs foreign code, which may come back here
+    with _lock:
         return None if _hub is None or _hub.empty else _hub
 
 
-def _load_installed(hub: Hub | None) -> Hub | None:
+def _load_installed() -> None:
+    for point in _installed():
+        try:
+            register(point.load())
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - no observer keeps a cache from opening
+            reason = described(error)
+            log_warning("observer '%s' (%s) left out: loading it raised %s", point.name, point.value, reason)
+
+
+def _installed() -> list[EntryPoint]:
     from importlib import metadata
 
-    for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+    found: list[EntryPoint] = []
+    for distribution in metadata.distributions():
         try:
-            observer = point.load()
-        except Exception as error:  # noqa: BLE001 - a broken observer must not keep a cache from opening
-            log_warning("observer '%s' (%s) left out: loading it raised %r", point.name, point.value, error)
+            points = distribution.entry_points
+            found += [point for point in points if point.group == ENTRY_POINT_GROUP and point not in found]
+        except Exception:  # noqa: BLE001 - metadata left broken by somebody's installation hides no observer
             continue
-        hub = hub or _new_hub()
-        hub.add(observer, point.name)
-    return hub
+    return found
 
 
 def _new_hub() -> Hub:

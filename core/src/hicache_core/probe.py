@@ -42,10 +42,13 @@ class ComponentQuery:
                 value=repr(self.policy),
                 remedy=f"Use one of: {', '.join(_POLICIES)}.",
             )
-        if self.window < 1 or not 1 <= self.group_pages <= self.block_pages:
+        counts = (self.window, self.block_pages, self.group_pages)
+        whole = all(type(count) is int for count in counts)
+        if not whole or self.window < 1 or not 1 <= self.group_pages <= self.block_pages:
+            window, block, group = map(repr, counts)
             raise InvalidArgument(
                 f"the query of component '{self.name}' is not well formed",
-                value=f"window={self.window}, block_pages={self.block_pages}, group_pages={self.group_pages}",
+                value=f"window={window}, block_pages={block}, group_pages={group}",
                 remedy="window is at least 1, and 1 <= group_pages <= block_pages.",
             )
 
