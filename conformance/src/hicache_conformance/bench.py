@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -41,12 +42,21 @@ PAGE_NBYTES = 4096
 class Site:
     """A subject, its harness, and what a storage on it declares once it is open."""
 
-    def __init__(self, subject: Subject, given: Mapping[str, Any], seed: int, slack_s: float) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        given: Mapping[str, Any],
+        seed: int,
+        slack_s: float = 2.0,
+        recovery_s: float = PATIENCE_S,
+    ) -> None:
         self.subject = subject
         self.seed = seed
         self.slack_s = slack_s
+        self.recovery_s = recovery_s
         self.harness: Harness = subject.harness(given)
         self.tests = 0
+        self.environment: dict[str, str] = {}
         self._capabilities: Capabilities | None = None
 
     @property
@@ -76,6 +86,8 @@ class Site:
     def start(self) -> None:
         """Bring the store up."""
         self.harness.start()
+        #: As it is before any storage was opened here, which may have changed it.
+        self.environment = self.environment or dict(os.environ)
 
     def stop(self) -> None:
         """Take it down."""
@@ -156,6 +168,7 @@ class Bench:
             "component": fields,
             "seed": self.seed,
             "timeout_s": 10.0,
+            "environment": self.site.environment,
         }
         return json.dumps(setup, default=str)
 

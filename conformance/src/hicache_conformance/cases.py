@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NoReturn
 
@@ -42,6 +43,11 @@ class Case:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> Case:
+        listed = {name: tuple(fields[name]) for name in ("clauses", "needs", "faults")}
+        return cls(fields["id"], fields["level"], budget_s=fields["budget_s"], **listed)
 
 
 def case_of(item: pytest.Item) -> Case:

@@ -41,6 +41,7 @@ class _Run:
         seed: int | None = config.getoption("hicache_seed")
         self.seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
         self.slack_s: float = config.getoption("hicache_slack")
+        self.recovery_s: float = config.getoption("hicache_recovery")
         self.sites: dict[str, Site] = {}
         self.unusable: dict[str, str] = {}
         self.outcomes: dict[str, tuple[Case, Outcome, str]] = {}
@@ -73,8 +74,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=2.0,
         help="seconds allowed beyond a deadline on a busy machine (2)",
     )
+    group.addoption(
+        "--hicache-recovery",
+        type=float,
+        default=30.0,
+        help="seconds to work again after the server does (30)",
+    )
     group.addoption("--hicache-required", action="store_true", help="what cannot be run fails")
     group.addoption("--hicache-subject", metavar="KIND=VALUE", help="prove something other than a backend")
+    group.addoption(
+        "--hicache-case-budget", type=float, metavar="S", help="for hicache check: cap on each case"
+    )
     group.addoption("--hicache-events", type=int, metavar="FD", help="for hicache check")
     group.addoption("--hicache-done", type=Path, metavar="FILE", help="for hicache check: cases to leave out")
 
@@ -145,7 +155,7 @@ def _site(request: pytest.FixtureRequest) -> Site:
     if name not in run.sites:
         try:
             run.sites[name] = _bring_up(run, reference, given, required=config.getoption("hicache_required"))
-        except HiCacheError as error:
+        except (HiCacheError, ImportError, AttributeError) as error:
             run.unusable[name] = reason_of(error)
             if not isinstance(error, BackendIncompatible):
                 run.tell("unusable", reason=reason_of(error))
@@ -155,8 +165,9 @@ def _site(request: pytest.FixtureRequest) -> Site:
 
 
 def _bring_up(run: _Run, reference: str, given: dict[str, Any], *, required: bool) -> Site:
+    run.tell("starting")
     subject = find_subject(reference)
-    site = Site(subject, given, run.seed, run.slack_s)
+    site = Site(subject, given, run.seed, run.slack_s, run.recovery_s)
     reason = site.harness.available()
     if reason:
         run.tell("unusable", reason=reason)
@@ -165,7 +176,8 @@ def _bring_up(run: _Run, reference: str, given: dict[str, Any], *, required: boo
         not_run(reason)
     try:
         site.start()
-        run.tell("site", capabilities=site.capabilities_json(), faults=sorted(site.harness.faults))
+        run.tell("started", **subject.description(), faults=sorted(site.harness.faults))
+        run.tell("opened", capabilities=site.capabilities_json())
     except BaseException:
         site.stop()
         raise
@@ -193,7 +205,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     run, case = item.config.stash[_RUN], case_of(item)
     run.tell("start", id=case.id)
     if run.events is not None:
-        run.events.watch(case.budget_s)
+        cap: float | None = item.config.getoption("hicache_case_budget")
+        run.events.watch(min(case.budget_s, cap or case.budget_s))
     result = yield
     if run.events is not None:
         run.events.unwatch()

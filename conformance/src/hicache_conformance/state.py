@@ -32,11 +32,13 @@ def main() -> None:
     sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
     logging.lastResort = None  # a warning that a library logs is not a print
 
+    setup: dict[str, Any] = json.loads(sys.argv[1])
+    _restore(setup["environment"])
     findings: list[str] = []
     before = snapshot()
     exits: list[int] = []
     for cycle in range(3):
-        for step, act in _cycle(json.loads(sys.argv[1])):
+        for step, act in _cycle(setup):
             act()
             findings += [f"{step} (cycle {cycle + 1}): {text}" for text in differences(before, snapshot())]
         exits.append(_exit_handlers())
@@ -49,6 +51,13 @@ def main() -> None:
         findings.append(f"wrote {os.fstat(printed.fileno()).st_size} bytes to descriptor 1")
     answers.write(json.dumps({"result": list(dict.fromkeys(findings))}) + "\n")
     answers.flush()
+
+
+def _restore(environment: dict[str, str]) -> None:
+    """Go back to the variables that were set before the starting process opened a storage itself."""
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
 
 
 def _cycle(setup: dict[str, Any]) -> list[tuple[str, Callable[[], Any]]]:

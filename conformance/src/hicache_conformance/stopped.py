@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from hicache_conformance.bench import Bench, aligned
 from hicache_conformance.builders import Arena
-from hicache_conformance.calls import PATIENCE_S, Call, pause_for
+from hicache_conformance.calls import PATIENCE_S, Call, pause_for, until
 from hicache_core import HiCacheStorage, Status
 
 OK, MISS = Status.OK, Status.MISS
@@ -80,7 +80,7 @@ def _await(bench: Bench, call: Call[Any]) -> None:
         return
     means = bench.capabilities.deadline
     assert means in ("hold", "none"), (
-        f"C11: declared '{means}', and a call with timeout_s={TIMEOUT_S} still runs after {limit_s(bench):.1f} s"
+        f"C11: '{means}' is declared, timeout_s is {TIMEOUT_S}, it still runs after {limit_s(bench):.1f} s"
     )
     bench.resume()
 
@@ -90,7 +90,10 @@ def limit_s(bench: Bench) -> float:
     return TIMEOUT_S + 1.0 + bench.site.slack_s
 
 
-def serves(bench: Bench, storage: HiCacheStorage) -> bool:
-    """Whether the storage answers again as a healthy one does."""
+def recovers(bench: Bench, storage: HiCacheStorage) -> bool:
+    """Wait until the storage answers again as a healthy one does; give whether it did."""
     key = bench.component().keys(["does-it-serve"])
-    return set(storage.batch_contains(key)) <= {OK, MISS} and bench.set(storage, key) == [OK]
+    return until(
+        lambda: set(storage.batch_contains(key)) <= {OK, MISS} and bench.set(storage, key) == [OK],
+        bench.site.recovery_s,
+    )

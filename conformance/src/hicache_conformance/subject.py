@@ -47,6 +47,15 @@ class Subject:
     distribution: str = ""
     """What provides it, as ``hicache-file 0.1.0``."""
 
+    def description(self) -> dict[str, Any]:
+        """Give what a report says of it, as JSON values."""
+        return {
+            "name": self.name,
+            "summary": self.spec.summary,
+            "distribution": self.distribution,
+            "native": native_versions(self.spec),
+        }
+
 
 def find_subject(reference: str) -> Subject:
     """Build the subject that ``kind=value`` names; a bare value is a backend.

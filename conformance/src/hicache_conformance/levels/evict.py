@@ -16,6 +16,8 @@ OK, MISS, NO_SPACE = Status.OK, Status.MISS, Status.NO_SPACE
 
 NBYTES = 1 << 14
 CAPACITY = 4 << 20
+#: Turned over in a few sets.
+SMALL_CAPACITY = 1 << 19
 BATCH = 8
 
 #: Of the pages that were used, and of those that were not, for an eviction that only approximates.
@@ -92,7 +94,7 @@ class EvictLevel:
     @pytest.mark.faults("bounded")
     @pytest.mark.needs("eviction")
     def test_c2_a_page_that_is_evicted_while_it_is_read_is_whole_or_a_miss(self, bench: Bench) -> None:
-        bench.bounded(CAPACITY)
+        bench.bounded(SMALL_CAPACITY)
         storage = bench.open()
         window = bench.keys(_capacity(storage) // NBYTES)
         stop = threading.Event()

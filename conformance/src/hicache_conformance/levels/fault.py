@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hicache_conformance.bench import Bench, aligned
-from hicache_conformance.calls import PATIENCE_S, Call, pause_for, until
+from hicache_conformance.calls import PATIENCE_S, Call, pause_for
 from hicache_conformance.harness import Damage
 from hicache_conformance.stopped import (
     COUNT,
@@ -22,8 +22,8 @@ from hicache_conformance.stopped import (
     met_a_stop,
     pause_at_some_moment,
     ready,
+    recovers,
     returned,
-    serves,
     until_trouble,
 )
 from hicache_core import BackendUnavailable, Status, StorageClosed
@@ -106,7 +106,7 @@ class FaultLevel:
 
     # A server that is gone.
 
-    @pytest.mark.clause("C10", "C11")
+    @pytest.mark.clause("C10", "C11", "C3")
     @pytest.mark.faults("kill", "restart")
     @pytest.mark.parametrize("verb", VERBS)
     def test_c10_a_dead_server_is_a_status_for_each_key_in_time(self, bench: Bench, verb: str) -> None:
@@ -120,7 +120,7 @@ class FaultLevel:
         assert set(statuses) <= TROUBLE
         arena.check(undefined=range(COUNT) if verb == "get" else ())
         bench.restart()
-        assert until(lambda: serves(bench, storage)), "C10: the storage does not come back with its server"
+        assert recovers(bench, storage), "C10: the storage does not come back with its server"
 
     @pytest.mark.clause("C10", "C11")
     @pytest.mark.faults("kill", "restart")
@@ -178,7 +178,7 @@ class FaultLevel:
             whole = {i: bench.page(key, NBYTES) for i, key in enumerate(keys) if statuses[i] is OK}
             arena.check(whole, undefined=[i for i in range(COUNT) if i not in whole])
         bench.restart()
-        assert until(lambda: serves(bench, storage))
+        assert recovers(bench, storage)
         seen = bench.versions(storage, keys, NBYTES)
         assert set(seen) <= {0, MISS}, f"after {done} calls and a kill: {seen}"
 
@@ -198,7 +198,7 @@ class FaultLevel:
         if verb != "get":
             arena.check()
         bench.resume()
-        assert until(lambda: serves(bench, storage))
+        assert recovers(bench, storage)
 
     @pytest.mark.clause("C11", "C2")
     @pytest.mark.faults("pause")
@@ -215,12 +215,12 @@ class FaultLevel:
             arena.fill(index, bench.page(f"refill-{index}", NBYTES))
         arena.freeze()
         bench.resume()
-        assert until(lambda: serves(bench, storage))
+        assert recovers(bench, storage)
         pause_for(LATE_S)
         arena.check()
         assert set(statuses) <= {OK, *TROUBLE}
 
-    @pytest.mark.clause("C11", "C4")
+    @pytest.mark.clause("C11", "C4", "C3")
     @pytest.mark.faults("pause")
     @pytest.mark.budget(120)
     @pytest.mark.parametrize("round_", range(3))
@@ -247,7 +247,7 @@ class FaultLevel:
         for index in range(COUNT):
             arena.fill(index, bench.page(f"refill-{index}", NBYTES))
         bench.resume()
-        assert until(lambda: serves(bench, storage))
+        assert recovers(bench, storage)
         pause_for(LATE_S)
         keys = sent[-1]
         seen = bench.versions(storage, keys, NBYTES)
@@ -290,7 +290,7 @@ class FaultLevel:
             for call in calls:
                 assert set(aligned(call.result(limit_s(bench)), 2)) <= TROUBLE
         bench.resume()
-        assert until(lambda: serves(bench, storage))
+        assert recovers(bench, storage)
         for arena in arenas:
             arena.check(undefined=[0, 1])
 
@@ -337,7 +337,7 @@ class FaultLevel:
         bench.restart()
         for statuses in call.result(PATIENCE_S * 2):
             assert set(aligned(statuses, COUNT)) <= {OK, MISS, *TROUBLE}
-        assert until(lambda: serves(bench, storage))
+        assert recovers(bench, storage)
         assert set(bench.versions(storage, keys, NBYTES)) <= {0, MISS}
 
 
