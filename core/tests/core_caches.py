@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -138,6 +140,27 @@ def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
     return wait
 
 
+def in_child(check: Callable[[], bool], timeout_s: float = WAIT_S) -> str:
+    """Fork, run the check in the child, and say how it went."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        answer = b"hang"
+        try:
+            signal.alarm(int(timeout_s))  # a child that hangs ends by itself
+            answer = b"ok" if check() else b"wrong"
+        except BaseException as error:  # noqa: BLE001 - the parent is told
+            answer = repr(error).encode()
+        finally:
+            os.write(writer, answer)
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(pid, 0)
+    return answer.decode() or "hang"
+
+
 __all__ = [
     "TIMEOUT_S",
     "WAIT_S",
@@ -148,6 +171,7 @@ __all__ = [
     "a_pool",
     "filled",
     "hanging",
+    "in_child",
     "in_thread",
     "scripted",
     "wait_until",

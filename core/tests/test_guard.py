@@ -17,6 +17,7 @@ from core_caches import (
     a_config,
     filled,
     hanging,
+    in_child,
     in_thread,
     scripted,
     wait_until,
@@ -591,8 +592,6 @@ def test_a_cache_closed_while_it_opens_leaves_nothing_open(what: str, impatient:
 
 @pytest.mark.clause("C12")
 def test_c12_a_forks_child_answers_misses_whatever_was_held() -> None:
-    from test_lifecycle import in_child
-
     pool, script = a_pool(), Script()
     with hanging() as hang, a_cache(script, pool, timeout_s=WAIT_S, bounce=True) as cache:
         cache.set(["a"], filled(pool, 0))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from core_caches import WAIT_S, in_child
 
 from hicache_core import lifecycle
 from hicache_core.errors import StorageClosed, StorageNotOpened
 from hicache_core.lifecycle import VerbGate, close_in_child
-
-WAIT_S = 10.0
 
 
 def an_open_gate() -> VerbGate:
@@ -45,27 +42,6 @@ def running_verbs(gate: VerbGate, count: int = 1) -> Iterator[threading.Event]:
         leave.set()
         for thread in threads:
             thread.join(WAIT_S)
-
-
-def in_child(check: Callable[[], bool], timeout_s: float = WAIT_S) -> str:
-    """Fork, run the check in the child, and say how it went."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        answer = b"hang"
-        try:
-            signal.alarm(int(timeout_s))  # a child that hangs ends by itself
-            answer = b"ok" if check() else b"wrong"
-        except BaseException as error:  # noqa: BLE001 - the parent is told
-            answer = repr(error).encode()
-        finally:
-            os.write(writer, answer)
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(pid, 0)
-    return answer.decode() or "hang"
 
 
 # Before, during, after.
