@@ -20,7 +20,7 @@ from hicache_core.registry import INSTALL_HINTS, Listed, allowed_but_missing
 
 #: Capability -> what a reader sees in the first column.
 _LABELS = {
-    "shared": "seen by other hosts",
+    "shared": "seen by other instances",
     "persistent": "survives a restart",
     "durable": "survives kill -9",
     "eviction": "eviction",

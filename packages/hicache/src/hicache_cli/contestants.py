@@ -7,7 +7,6 @@ share a contestant, each with its own number and slots.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hicache_cli.player import Slots
+from hicache_cli.player import Slots, private_memory
 from hicache_cli.workers import Job, open_cache
 from hicache_core.cache import HiCache
 from hicache_core.errors import HiCacheError, UnsupportedOperation
@@ -126,7 +125,7 @@ class Memcpy:
 
     def open(self, plan: Plan, slots: Sequence[Slots]) -> None:
         self._slots, self._batch_nbytes = slots, plan.batch_nbytes
-        self._places = [memoryview(mmap.mmap(-1, plan.thread_nbytes)) for _ in range(plan.threads)]
+        self._places = [private_memory(plan.thread_nbytes) for _ in range(plan.threads)]
 
     def set(self, thread: int, number: int, hashes: Sequence[str], locs: Pages) -> None:
         start = number * self._batch_nbytes

@@ -45,6 +45,11 @@ def replay_identity(tenant: str) -> Identity:
     )
 
 
+def private_memory(nbytes: int) -> memoryview:
+    """Map zeroed memory, page-aligned, taken from the machine only where it is touched."""
+    return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
 class Slots:
     """A pool of ``num_pages`` pages with the views that a player fills and verifies."""
 
@@ -52,7 +57,7 @@ class Slots:
         component = Component(
             "kv", shard="whole", byte_order="opaque", format="bytes", page_nbytes=page_nbytes
         )
-        memory = memoryview(mmap.mmap(-1, page_nbytes * num_pages))
+        memory = private_memory(page_nbytes * num_pages)
         self.pool = HostPool.from_buffer(memory, component)
         self.all = self.pool.pages(range(num_pages))
         self.views = [memory[i * page_nbytes : (i + 1) * page_nbytes] for i in range(num_pages)]
