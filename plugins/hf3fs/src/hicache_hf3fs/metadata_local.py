@@ -117,7 +117,7 @@ class _Shared:
         self.path = path
         self.users = 0
         self._lock = threading.Lock()
-        self._lock_fd = _lock_exclusively(f"{path}.lock")
+        self._lock_fd = lock_exclusively(f"{path}.lock")
         try:
             # Alone on the root: whoever read or wrote through an earlier process is dead.
             self._table = PageTable(path, terms, now=time.monotonic(), after_crash=False)
@@ -182,7 +182,11 @@ def _part(shared: _Shared) -> None:
             shared.close()
 
 
-def _lock_exclusively(path: str) -> int:
+def lock_exclusively(path: str) -> int:
+    """Make a path's metadata this process's own; give the descriptor that holds the lock.
+
+    Raises: BackendUnavailable.
+    """
     try:
         os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

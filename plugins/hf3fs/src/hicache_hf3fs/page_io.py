@@ -72,6 +72,9 @@ class PageMover(Protocol):
     def close(self) -> None:
         """Give everything back; idempotent."""
 
+    def abandon_in_child(self) -> None:
+        """See that a fork's child never touches what is the parent's."""
+
 
 def checksum_of(views: Sequence[Any]) -> int:
     """Give 63 bits of xxh3 over a page's segments in storage order; 63, so that it fits a signed column."""

@@ -56,6 +56,9 @@ class PosixClient:
     def close(self) -> None:
         self._crew.close()
 
+    def abandon_in_child(self) -> None:
+        return None
+
     def _share(self, move: Callable[[list[PageIO]], None], pages: Sequence[PageIO]) -> None:
         runs = list(_runs(pages))
         if len(runs) == 1:

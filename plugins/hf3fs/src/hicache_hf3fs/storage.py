@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from hicache_core.errors import BackendTimeout, BackendUnavailable, HiCacheError, InvalidOptions
@@ -86,7 +87,7 @@ class HiCacheHF3FS(HiCacheStorage):
         super().open(pools)
 
     def add_pool(self, pool: HostPool) -> None:
-        with self._gate:
+        with self._verb():
             self._file(pool.component.key, pool.component.page_nbytes, self._deadline())
             super().add_pool(pool)
 
@@ -94,22 +95,35 @@ class HiCacheHF3FS(HiCacheStorage):
         if self._drain():
             self._give_back()
 
+    @contextmanager
+    def _verb(self) -> Iterator[None]:
+        """Pass the gate; the last verb that close() could not wait for gives everything back."""
+        with self._gate:
+            yield
+        if self._gate.is_closed and not self._gate.running:
+            self._give_back()
+
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
         self._files_lock = threading.Lock()
-        # What is shared with the parent is not given back here; its sockets and descriptors end with the
-        # child.
-        metadata, self._metadata, self._client, self._files = self._metadata, None, None, {}
+        # What is shared with the parent is not given back here: sockets and descriptors end with the child.
+        client, self._client = self._client, None
+        metadata, self._metadata = self._metadata, None
+        self._files = {}
+        if client is not None:
+            client.abandon_in_child()
         if metadata is not None:
             metadata.abandon_in_child()
 
     def _give_back(self) -> None:
         with self._files_lock:
             files, self._files = list(self._files.values()), {}
-        client, self._client = self._client, None
-        metadata, self._metadata = self._metadata, None
+            client, self._client = self._client, None
+            metadata, self._metadata = self._metadata, None
         if client is not None:
             client.close()
+            for file in files:
+                client.detach(file)
         if metadata is not None:
             metadata.close()
         for file in files:
@@ -122,17 +136,17 @@ class HiCacheHF3FS(HiCacheStorage):
             return self._answered(keys, lambda meta, end: _as_statuses(meta.exists(keys, deadline=end)))
 
     def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
-        with self._gate:
+        with self._verb():
             self._check(keys, locs, writes_slots=True)
             return self._answered(keys, lambda meta, end: self._get(meta, keys, locs, end))
 
     def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
-        with self._gate:
+        with self._verb():
             self._check(keys, locs)
             return self._answered(keys, lambda meta, end: self._set(meta, keys, locs, end))
 
     def batch_remove(self, keys: Sequence[str]) -> list[Status]:
-        with self._gate:
+        with self._verb():
             return self._answered(keys, lambda meta, end: _as_statuses(meta.delete_keys(keys, deadline=end)))
 
     def touch(self, keys: Sequence[str]) -> None:
@@ -140,15 +154,15 @@ class HiCacheHF3FS(HiCacheStorage):
             meta.touch(keys, deadline=deadline)
             return []
 
-        with self._gate:
+        with self._verb():
             self._answered(keys, ask)
 
     def clear(self) -> int:
-        with self._gate:
+        with self._verb():
             return self._meta.clear(deadline=self._deadline())
 
     def usage(self) -> Usage:
-        with self._gate:
+        with self._verb():
             pages, nbytes, store, files = self._meta.usage(deadline=self._deadline())
             return Usage(pages, nbytes, store, max(1, files) * self.options.file_size)
 

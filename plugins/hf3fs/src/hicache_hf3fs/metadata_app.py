@@ -1,0 +1,162 @@
+"""The metadata server's application: a FastAPI app over one page table.
+
+Requests are answered one after another on the event loop: each is a few hundred microseconds of sqlite on
+an open database, less than handing it to a thread, and the table needs no lock. Only checkpoints, which
+flush the disk, run beside it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from hicache_core.errors import HiCacheError
+from hicache_core.status import Status
+from hicache_hf3fs._pagetable import PageTable
+from hicache_hf3fs._schema import trouble
+from hicache_hf3fs.metadata import PageFileConflict, PageFileLabel, PageFileUnknown, PageRef
+from hicache_hf3fs.wire import MAX_BODY_NBYTES, PREFIX, pack_error, pack_refs, unpack_written
+
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_STATUS = {PageFileUnknown: 404, PageFileConflict: 409}
+
+
+def make_app(table: PageTable, *, database: str, token: str = "") -> Callable[..., Awaitable[None]]:
+    """Make the ASGI application; with a token, everything but /health asks for it."""
+    verbs = Verbs(table, database, token)
+    app = FastAPI(title="hicache-hf3fs-metadata", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        return JSONResponse(verbs.health())
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> PlainTextResponse:
+        if not verbs.admits(request.headers.get("authorization", "").encode()):
+            return PlainTextResponse("a bearer token is needed\n", status_code=401)
+        return PlainTextResponse(verbs.metrics(), media_type="text/plain; version=0.0.4")
+
+    async def application(scope: _Scope, receive: _Receive, send: _Send) -> None:
+        # The verbs come past FastAPI's routing, which takes longer than most of them.
+        if scope["type"] == "http" and scope["path"].startswith(PREFIX):
+            await verbs(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return application
+
+
+class Verbs:
+    """The verbs as an ASGI application, and what was counted of them."""
+
+    def __init__(self, table: PageTable, database: str, token: str) -> None:
+        self._table = table
+        self._database = database
+        self._token = f"Bearer {token}".encode() if token else b""
+        self._calls: Counter[tuple[str, int]] = Counter()
+        self._seconds: dict[str, float] = {}
+        self._verbs: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
+            "initialize": self._initialize,
+            "reserve": self._reserve,
+            "confirm": self._confirm,
+            "get": self._get,
+            "exists": lambda namespace, asked: table.exists(namespace, asked["keys"]),
+            "delete": lambda namespace, asked: table.delete(namespace, asked["keys"]),
+            "report_bad": self._report_bad,
+            "touch": lambda namespace, asked: table.touch(namespace, asked["keys"]),
+            "clear": lambda namespace, asked: table.clear(namespace),
+            "usage": lambda namespace, asked: table.usage(namespace),
+        }
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        body = await _body(receive)
+        namespace, _, verb = scope["path"][len(PREFIX) :].partition("/")
+        authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        started = time.perf_counter()
+        if scope["method"] != "POST" or verb not in self._verbs:
+            verb, status, answer = "unknown", 404, {"what": f"no such verb: {scope['method']} {verb}"}
+        elif not self.admits(authorization):
+            status, answer = 401, {"what": "a bearer token is needed"}
+        elif body is None:
+            status, answer = 413, {"what": f"a request is at most {MAX_BODY_NBYTES} bytes"}
+        else:
+            status, answer = self._answer(namespace, verb, body)
+        payload = json.dumps(answer, separators=(",", ":")).encode()
+        self._calls[verb, status] += 1
+        self._seconds[verb] = self._seconds.get(verb, 0.0) + time.perf_counter() - started
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(payload))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": payload})
+
+    def admits(self, authorization: bytes) -> bool:
+        """Compare in constant time."""
+        return not self._token or hmac.compare_digest(authorization, self._token)
+
+    def health(self) -> dict[str, Any]:
+        """Tell that the server answers, and for how long it keeps pages."""
+        return {"status": "ok", "lease_s": self._table.terms.lease_s, "hold_s": self._table.terms.hold_s}
+
+    def metrics(self) -> str:
+        """Give the counters in the text format of Prometheus."""
+        lines = [f"hicache_hf3fs_metadata_{name} {value}" for name, value in self._table.counts().items()]
+        for (verb, status), count in sorted(self._calls.items()):
+            lines.append(f'hicache_hf3fs_metadata_requests_total{{verb="{verb}",status="{status}"}} {count}')
+        for verb, seconds in sorted(self._seconds.items()):
+            lines.append(f'hicache_hf3fs_metadata_request_seconds_total{{verb="{verb}"}} {seconds:.6f}')
+        return "\n".join(lines) + "\n"
+
+    def _answer(self, namespace: str, verb: str, body: bytes) -> tuple[int, Any]:
+        try:
+            asked = json.loads(body)
+            for hold in asked.get("ended", ()):
+                self._table.end_read(hold)
+            return 200, self._verbs[verb](namespace, asked)
+        except HiCacheError as error:
+            return _STATUS.get(type(error), 503), pack_error(error)
+        except sqlite3.IntegrityError as error:
+            return 500, {"what": f"the metadata {self._database!r} is inconsistent", "value": str(error)}
+        except sqlite3.Error as error:
+            return 503, pack_error(trouble(self._database, error))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return 400, {"what": f"a request for '{verb}' is malformed", "value": repr(error)}
+
+    def _initialize(self, namespace: str, asked: Mapping[str, Any]) -> Any:
+        return self._table.initialize(asked["rank"], PageFileLabel(*asked["label"]))
+
+    def _reserve(self, namespace: str, asked: Mapping[str, Any]) -> Any:
+        return self._table.reserve(asked["rank"], namespace, asked["keys"], asked["lease"], time.monotonic())
+
+    def _confirm(self, namespace: str, asked: Mapping[str, Any]) -> Any:
+        written = unpack_written(asked["written"])
+        return self._table.confirm(asked["rank"], namespace, written, asked["release"], asked["lease"])
+
+    def _get(self, namespace: str, asked: Mapping[str, Any]) -> Any:
+        refs = self._table.get(namespace, asked["keys"], asked["hold"], time.monotonic())
+        return pack_refs(refs, asked["rank"])
+
+    def _report_bad(self, namespace: str, asked: Mapping[str, Any]) -> None:
+        bad = [(key, PageRef(*ref), Status(verdict)) for key, ref, verdict in asked["bad"]]
+        self._table.report_bad(namespace, bad)
+
+
+async def _body(receive: _Receive) -> bytes | None:
+    """Read a request's body to its end; None where it is too long."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > MAX_BODY_NBYTES:
+            return None
+    return body

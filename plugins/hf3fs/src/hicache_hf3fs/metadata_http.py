@@ -1,0 +1,205 @@
+"""The metadata over HTTP: a client with deadlines and retries.
+
+Every request names its lease or its read, so that repeating one that got lost changes nothing twice. Only
+requests that got no answer are repeated, and only within the deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, cast
+
+import httpx
+
+from hicache_core.errors import BackendTimeout, BackendUnavailable
+from hicache_core.status import Status
+from hicache_hf3fs.metadata import (
+    Hf3fsMetadataInterface,
+    MetadataUsage,
+    PageFileLabel,
+    PageRef,
+    Reservation,
+    Terms,
+    Written,
+)
+from hicache_hf3fs.wire import PREFIX, VERBS, pack_label, pack_written, unpack_error, unpack_refs
+
+#: Before a request is repeated; twice as long before each further one.
+_FIRST_PAUSE_S = 0.05
+#: What close may take to tell the server that reads are over.
+_FAREWELL_S = 0.25
+_MAX_CONNECTIONS = 256
+
+
+class MetadataClient(Hf3fsMetadataInterface):
+    """One namespace on a server; thread-safe.
+
+    Args:
+        url: ``http://host:port``.
+        retries: repeats of a request that got no answer.
+    """
+
+    def __init__(self, url: str, namespace: str, *, token: str = "", retries: int = 2) -> None:
+        self._url = url
+        self._retries = retries
+        self._ended: deque[int] = deque()
+        base = httpx.URL(f"{url}{PREFIX}{namespace}/")
+        self._urls = {verb: base.join(verb) for verb in VERBS}
+        self._headers = httpx.Headers({"host": base.netloc.decode(), "content-type": "application/json"})
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+        # The transport itself: httpx.Client puts 0.2 ms of redirects, cookies and proxies on each request,
+        # and no proxy has any business between two hosts of a cluster.
+        self._http: httpx.HTTPTransport | None = httpx.HTTPTransport(
+            verify=base.scheme == "https",  # loading certificates takes 50 ms
+            trust_env=False,
+            limits=httpx.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=None),
+        )
+
+    def check(self, *, deadline: float) -> None:
+        """See that there is a server of this kind and that it lets us in.
+
+        Raises: BackendUnavailable, BackendTimeout.
+        """
+        self.usage(deadline=deadline)
+
+    def initialize(self, rank: str, label: PageFileLabel, *, deadline: float) -> Terms:
+        return Terms(*self._ask("initialize", deadline, rank=rank, label=pack_label(label)))
+
+    def reserve_and_allocate_page_indices(
+        self, rank: str, keys: Sequence[tuple[str, str]], *, lease: int, deadline: float
+    ) -> list[Reservation]:
+        names, prefixes = [key for key, _ in keys], [prefix for _, prefix in keys]
+        more = {"prefixes": prefixes} if any(prefixes) else {}
+        rows = self._ask("reserve", deadline, rank=rank, keys=names, lease=lease, **more)
+        return [Reservation(*row) for row in rows]
+
+    def confirm_write(
+        self,
+        rank: str,
+        written: Sequence[Written],
+        pages_to_release: Sequence[int],
+        *,
+        lease: int,
+        deadline: float,
+    ) -> list[bool]:
+        columns, release = pack_written(written), list(pages_to_release)
+        stored = self._ask("confirm", deadline, rank=rank, written=columns, release=release, lease=lease)
+        return cast("list[bool]", stored)
+
+    def get_page_indices(
+        self, rank: str, keys: Sequence[str], *, hold: int, deadline: float
+    ) -> list[PageRef | None]:
+        return unpack_refs(self._ask("get", deadline, rank=rank, keys=list(keys), hold=hold), rank)
+
+    def end_read(self, hold: int) -> None:
+        self._ended.append(hold)
+
+    def exists(self, keys: Sequence[str], *, deadline: float) -> list[bool]:
+        return cast("list[bool]", self._ask("exists", deadline, keys=list(keys)))
+
+    def delete_keys(self, keys: Sequence[str], *, deadline: float) -> list[bool]:
+        return cast("list[bool]", self._ask("delete", deadline, keys=list(keys)))
+
+    def report_bad(self, bad: Sequence[tuple[str, PageRef, Status]], *, deadline: float) -> None:
+        self._ask("report_bad", deadline, bad=[[key, ref, int(verdict)] for key, ref, verdict in bad])
+
+    def touch(self, keys: Sequence[str], *, deadline: float) -> None:
+        self._ask("touch", deadline, keys=list(keys))
+
+    def clear(self, *, deadline: float) -> int:
+        return int(self._ask("clear", deadline))
+
+    def usage(self, *, deadline: float) -> MetadataUsage:
+        return MetadataUsage(*self._ask("usage", deadline))
+
+    def close(self) -> None:
+        if self._http is None:
+            return
+        if self._ended:
+            try:
+                self._ask("touch", time.monotonic() + _FAREWELL_S, keys=[])
+            except BackendUnavailable:
+                pass  # the reads end by themselves
+        http, self._http = self._http, None
+        if http is not None:
+            http.close()
+
+    def abandon_in_child(self) -> None:
+        self._http = None
+
+    # Requests.
+
+    def _ask(self, verb: str, deadline: float, **asked: Any) -> Any:
+        """Send a request and give its answer; repeat it while it gets none and there is time."""
+        ended = []
+        while self._ended:
+            ended.append(self._ended.popleft())
+        if ended:
+            asked["ended"] = ended
+        body = json.dumps(asked, separators=(",", ":")).encode()
+        pause = _FIRST_PAUSE_S
+        for attempt in range(self._retries + 1):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._late()
+            try:
+                return self._once(verb, body, left, asked.get("rank", ""))
+            except httpx.TimeoutException as error:
+                raise self._late() from error
+            except httpx.TransportError as error:
+                if attempt == self._retries or time.monotonic() + pause >= deadline:
+                    raise BackendUnavailable(
+                        f"the metadata server {self._url} cannot be reached",
+                        value=str(error) or type(error).__name__,
+                        remedy="Start hicache-hf3fs-metadata there, or correct metadata_url.",
+                    ) from error
+                time.sleep(pause)
+                pause *= 2
+        raise self._late()
+
+    def _once(self, verb: str, body: bytes, left: float, rank: str) -> Any:
+        http = self._http
+        if http is None:
+            raise BackendUnavailable(f"the client of {self._url} is closed")
+        timeout = {"connect": left, "read": left, "write": left, "pool": left}
+        request = httpx.Request(
+            "POST", self._urls[verb], headers=self._headers, content=body, extensions={"timeout": timeout}
+        )
+        response = http.handle_request(request)
+        content = response.read()
+        if response.status_code == 200:
+            return json.loads(content)
+        raise self._refusal(response, verb, rank)
+
+    def _refusal(self, response: httpx.Response, verb: str, rank: str) -> Exception:
+        try:
+            answer = json.loads(response.content)
+        except ValueError:
+            answer = {}
+        if not isinstance(answer, dict):
+            answer = {}
+        known = unpack_error(response.status_code, answer, rank)
+        if known is not None:
+            return known
+        if response.status_code == 401:
+            remedy = "Set metadata_token to the server's token."
+        elif not answer:
+            remedy = "Correct metadata_url: that is not a hicache-hf3fs-metadata server."
+        else:
+            remedy = answer.get("remedy") or "Install the same version of hicache-hf3fs on both sides."
+        text = answer.get("what", "") + (f": {answer['value']}" if answer.get("value") else "")
+        return BackendUnavailable(
+            f"the metadata server {self._url} refused '{verb}'",
+            value=f"HTTP {response.status_code} {text}".strip(),
+            remedy=remedy,
+        )
+
+    def _late(self) -> BackendTimeout:
+        return BackendTimeout(
+            f"the metadata server {self._url} gave no answer in time",
+            remedy="Look at the server and its disk, or raise timeout_s.",
+        )
