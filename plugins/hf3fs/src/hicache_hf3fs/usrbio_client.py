@@ -57,10 +57,11 @@ class UsrbioClient:
 
     def attach(self, file: PageFile) -> None:
         if file.label.page_nbytes > self._lane_nbytes:
+            needed = self._most_lanes * file.label.page_nbytes
             complaint = (
-                f"memory for {self._most_lanes} lanes (numjobs) leaves {self._lane_nbytes} bytes each, and a page "
-                f"of '{file.rank}' has {file.label.page_nbytes}; set memory to "
-                f"{self._most_lanes * file.label.page_nbytes} or more, or numjobs lower"
+                f"memory for {self._most_lanes} lanes (numjobs) leaves {self._lane_nbytes} bytes each, and a "
+                f"page of '{file.rank}' has {file.label.page_nbytes}; set memory to {needed} or more, or numjobs "
+                "lower"
             )
             raise InvalidOptions("hf3fs", [("memory", complaint, "")])
         try:

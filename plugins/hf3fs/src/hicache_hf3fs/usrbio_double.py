@@ -33,6 +33,7 @@ class Faults:
     """What goes wrong, for all rings of the process; every hook is asked on a ring's own thread."""
 
     def __init__(self) -> None:
+        self._gate = threading.Event()
         self.reset()
 
     def reset(self) -> None:
@@ -43,9 +44,6 @@ class Faults:
         """(reading, offset) -> seconds before the transfer."""
         self.entries: int | None = None
         """Depth of rings made from now on, in place of what was asked for."""
-        if hasattr(self, "_gate"):
-            self._gate.set()
-        self._gate = threading.Event()
         self._gate.set()
 
     def hold(self) -> None:
@@ -234,7 +232,8 @@ class ioring:
         self, max_results: int = 0, min_results: int = 0, timeout: timedelta | None = None
     ) -> list[iovec]:
         """Reap completions; after the timeout, as many as there are."""
-        queues, results = self._queues, []
+        queues = self._queues
+        results: list[iovec] = []
         most = max(max_results, min_results) or 1
         end = None if timeout is None else time.monotonic() + timeout.total_seconds()
         with queues.changed:
