@@ -1,0 +1,334 @@
+"""Client: one native client of the store, safe to call.
+
+The library crashes the process when any call is made before setup() or after
+close(), and close() while a call runs does the same. So every native call passes
+the gate here, and close() waits for the calls inside. It also hangs: setup() for
+minutes on a dead master, close() for 12 s. Both run apart, under a deadline, and
+what is left behind ends by itself.
+
+A client outlives a storage that is rebound to another namespace: its segment
+holds pages of others, which closing it would lose.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from hicache_core import BackendTimeout, BackendUnavailable, HostPool, Pages
+from hicache_core.bounce import run_apart
+from hicache_core.errors import InvalidPages
+from hicache_core.lifecycle import VerbGate
+from hicache_mooncake import _preflight
+from hicache_mooncake._environment import native_environment, variables_of
+from hicache_mooncake._native import BACKEND, NO_ANSWER, code_text, load
+from hicache_mooncake._regions import Regions
+from hicache_mooncake.options import MooncakeOptions
+
+#: Longest that a close() left behind waits for the calls inside, on a thread of its own.
+_LATE_CLOSE_S = 3600.0
+#: The most that the library takes for its queue of buffers a peer.
+_TCP_QUEUE = 65_535
+#: Buffers a native call, so that several threads' calls fit the queue.
+_MAX_BUFFERS = 16_384
+_LOG_LEVELS = {"info": "INFO", "warning": "WARNING", "error": "ERROR"}
+
+
+class Client:
+    """A set-up native client and the memory registered with it; thread-safe."""
+
+    def __init__(self, options: MooncakeOptions, timeout_s: float) -> None:
+        self.options = options
+        self.gate = VerbGate(BACKEND)
+        self._timeout_s = timeout_s
+        self._native: Any = None
+        self._replication: Any = None
+        self._regions = Regions()
+        self._registering = threading.Lock()
+
+    # The beginning.
+
+    def connect(self) -> None:
+        """Import, check what can be checked without the library, and set the native client up.
+
+        Raises: BackendDependencyMissing, BackendIncompatible, InvalidOptions,
+            BackendUnavailable, BackendTimeout.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        variables = self._variables()
+        module = load(variables)
+        _preflight.check_device(self.options)
+        hostname = _preflight.check_servers(self.options, deadline)
+        left = max(deadline - time.monotonic(), 0.1)
+        try:
+            native = run_apart(
+                lambda: self._set_up(module, hostname, variables),
+                left,
+                what=f"setting up a client of master {self.options.master}",
+                late=lambda late: late.close(),
+            )
+        except BackendTimeout as error:
+            raise BackendTimeout(
+                f"opening 'mooncake': master {self.options.master} took the connection and gave no answer",
+                value=f"within {self._timeout_s:g} s",
+                remedy="Look at its log (it may be stopped or hung), or raise timeout_s.",
+            ) from error
+        self._replication = _replication(module, self.options, native)
+        self._native = native
+        self.gate.open()
+
+    def _set_up(self, module: Any, hostname: str, variables: dict[str, str]) -> Any:
+        native = module.MooncakeDistributedStore()
+        options = self.options
+        # The time-outs are read here and not at import.
+        with native_environment(variables):
+            if options.daemon:
+                code = native.setup_dummy(
+                    options.segment_size or options.buffer_size, options.buffer_size, options.daemon
+                )
+            else:
+                extra = {name: value for name, value in options.extra.items() if not name.startswith("MC_")}
+                code = native.setup(
+                    hostname,
+                    options.metadata_server,
+                    options.segment_size,
+                    options.buffer_size,
+                    options.protocol,
+                    options.device,
+                    options.master,
+                    tenant_id=options.tenant,
+                    **extra,
+                )
+        if code != 0:
+            raise _preflight.setup_failure(options, code)
+        return native
+
+    def _variables(self) -> dict[str, str]:
+        rpc_s = self.options.rpc_timeout_s or 0.4 * self._timeout_s
+        derived = {
+            "MC_RPC_TIMEOUT_MS": str(max(1, round(rpc_s * 1000))),
+            # 20 attempts take 90 s on a dead master; this many take none.
+            "MC_STORE_CLIENT_SETUP_RETRIES": "1",
+            # Without it a stopped owner holds a call for 60 s, and its bytes arrive after the call has ended.
+            "MC_TCP_PROGRESS_TIMEOUT_SEC": str(max(1, int(0.2 * self._timeout_s))),
+            "MC_TCP_ENABLE_CONNECTION_POOL": str(int(self.options.connection_pool)),
+            # The defaults, 1,024 buffers a peer and 1 s, fail a batch of 1,000 pages.
+            "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": str(_TCP_QUEUE),
+            "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": str(_TCP_QUEUE),
+            "MC_TCP_ADMISSION_TIMEOUT_MS": str(max(1, round(500 * self._timeout_s))),
+            "MC_LOG_LEVEL": _LOG_LEVELS[self.options.log_level],
+        }
+        return variables_of(derived, self.options.extra)
+
+    # Memory.
+
+    def register(self, pools: Iterable[HostPool]) -> None:
+        """Register the pools' memory, as far as it is not yet; all or none.
+
+        Raises: StorageClosed, InvalidPages (memory that Mooncake refuses).
+        """
+        with self.gate, self._registering:
+            fresh = [pool for pool in pools if pool not in self._regions]
+            added: list[tuple[int, int]] = []
+            try:
+                for start, end in self._regions.missing(fresh):
+                    self._register_range(start, end - start)
+                    added.append((start, end))
+            except InvalidPages:
+                for start, _ in added:
+                    self._native.unregister_buffer(start)
+                raise
+            for pool in fresh:
+                self._regions.add(pool, added)
+            self._refuse_straddling(fresh)
+
+    def unregister(self, pool: HostPool) -> None:
+        """Give back what only this pool used; an unknown one is ignored.
+
+        Raises: StorageClosed.
+        """
+        with self.gate, self._registering:
+            self._forget(pool)
+
+    def _forget(self, pool: HostPool) -> None:
+        for start, _ in self._regions.drop(pool):
+            self._native.unregister_buffer(start)
+
+    def _register_range(self, start: int, nbytes: int) -> None:
+        code = self._native.register_buffer(start, nbytes)
+        if code == 0:
+            return
+        if self.options.daemon:
+            remedy = "With 'daemon', make pools of tensors from MooncakeHostTensorAllocator."
+        elif self.options.protocol == "rdma":
+            remedy = (
+                "Raise the limit of locked memory (ulimit -l unlimited), or use a smaller pool: some devices "
+                "refuse registrations above about 64 GiB."
+            )
+        else:
+            remedy = "Another client in this process may have registered an overlapping range."
+        raise InvalidPages(
+            "Mooncake refuses to register the memory of a pool",
+            value=f"{nbytes} bytes at {start:#x}: {code_text(code)}",
+            remedy=remedy,
+        )
+
+    def _refuse_straddling(self, pools: Iterable[HostPool]) -> None:
+        if self.options.protocol != "rdma":
+            return
+        for pool in pools:
+            boundary = self._regions.straddled(pool)
+            if boundary is not None:
+                self._forget(pool)
+                raise InvalidPages(
+                    f"pages of component '{pool.component.name}' lie across two registered ranges",
+                    value=f"at {boundary:#x}",
+                    remedy="Pass all pools over one piece of memory to open(), to have it registered whole.",
+                )
+
+    # Calls; each may raise StorageClosed and nothing else.
+
+    def exist(self, names: Sequence[str]) -> list[int]:
+        """Ask for each object: 1, 0, or a negative code. Grants a lease, which counts as a use."""
+        with self.gate:
+            return _whole(self._native.batch_is_exist(names), len(names))
+
+    def get(self, names: Sequence[str], locs: Pages, trailers: Pages | None) -> list[int]:
+        """Read objects into slots: the object's size, or a negative code."""
+        return self._in_parts(self._get, names, locs, trailers)
+
+    def put(self, names: Sequence[str], locs: Pages, trailers: Pages | None) -> list[int]:
+        """Write objects from slots: 0 (also where the name exists, whatever it holds), or a negative code."""
+        return self._in_parts(self._put, names, locs, trailers)
+
+    def _get(self, names: Sequence[str], addresses: list[int], sizes: list[int], width: int) -> Any:
+        if width == 1:
+            return self._native.batch_get_into(names, addresses, sizes)
+        return self._native.batch_get_into_multi_buffers(
+            names, _nested(addresses, width), _nested(sizes, width)
+        )
+
+    def _put(self, names: Sequence[str], addresses: list[int], sizes: list[int], width: int) -> Any:
+        how = self._replication
+        if width == 1:
+            return self._native.batch_put_from(names, addresses, sizes, how)
+        return self._native.batch_put_from_multi_buffers(
+            names, _nested(addresses, width), _nested(sizes, width), how
+        )
+
+    def _in_parts(
+        self, call: Callable[..., Any], names: Sequence[str], locs: Pages, trailers: Pages | None
+    ) -> list[int]:
+        """Call natively, in one call unless the batch has more buffers than the library's queues take."""
+        addresses, sizes, width = _buffers(locs, trailers)
+        pages = max(1, _MAX_BUFFERS // width)
+        if len(names) <= pages:
+            with self.gate:
+                return _whole(call(names, addresses, sizes, width), len(names))
+        codes: list[int] = []
+        for start in range(0, len(names), pages):
+            part = names[start : start + pages]
+            first, end = start * width, (start + len(part)) * width
+            with self.gate:
+                codes += _whole(call(part, addresses[first:end], sizes[first:end], width), len(part))
+            if codes[-1] in NO_ANSWER:
+                return codes + [codes[-1]] * (len(names) - len(codes))
+        return codes
+
+    def remove(self, names: Sequence[str]) -> list[int]:
+        """Remove objects, leased ones too: 0, or a negative code."""
+        with self.gate:
+            return _whole(self._native.batch_remove(names, True), len(names))
+
+    def remove_matching(self, pattern: str) -> int:
+        """Remove objects whose names match, leased ones too; the count or a negative code."""
+        with self.gate:
+            return int(self._native.remove_by_regex(pattern, True))
+
+    def sizes(self, names: Sequence[str]) -> list[int | None]:
+        """Give each object's size; None where there is none or it is not complete."""
+        with self.gate:
+            found = self._native.batch_get_replica_desc(names)
+        return [_object_size(found.get(name, ())) for name in names]
+
+    # The end.
+
+    def close(self, timeout_s: float) -> None:
+        """Unmount the segment and give everything back, within this time; idempotent."""
+        if self.gate.is_closed:
+            return
+        try:
+            run_apart(self._close_native, timeout_s, what="closing a client of Mooncake")
+        except BackendTimeout:
+            pass  # a call still runs, or the master does not answer; the thread goes on and ends with it
+
+    def _close_native(self) -> None:
+        self.gate.close(_LATE_CLOSE_S)
+        native, self._native = self._native, None
+        if native is not None:
+            native.close()
+        self._regions = Regions()
+
+    def abandon_in_child(self) -> None:
+        """Become closed in a fork's child, and never let the native destructor run there: it crashes."""
+        native, self._native = self._native, None
+        if native is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
+        self.gate.abandon_in_child()
+
+
+def _replication(module: Any, options: MooncakeOptions, native: Any) -> Any:
+    config = module.ReplicateConfig()
+    config.replica_num = options.replicas
+    config.with_hard_pin = options.hard_pin
+    if options.soft_pin:
+        config.soft_pin_action = module.SoftPinAction.ENABLE
+    if options.preferred_segment:
+        local = options.preferred_segment == "local"
+        config.preferred_segment = native.get_hostname() if local else options.preferred_segment
+    return config
+
+
+def _buffers(locs: Pages, trailers: Pages | None) -> tuple[list[int], list[int], int]:
+    """Give a call's buffers as flat lists, and how many belong to each page."""
+    addresses, sizes = locs.addresses()
+    width = locs.segments_per_page
+    if trailers is None:
+        return addresses, sizes, width
+    tails, tail_sizes = trailers.addresses()
+    with_tails: list[int] = []
+    for position, tail in enumerate(tails):
+        with_tails += addresses[position * width : (position + 1) * width]
+        with_tails.append(tail)
+    return with_tails, (sizes[:width] + tail_sizes[:1]) * len(tails), width + 1
+
+
+def _nested(flat: Sequence[int], width: int) -> list[Sequence[int]]:
+    return [flat[start : start + width] for start in range(0, len(flat), width)]
+
+
+def _whole(codes: Any, count: int) -> list[int]:
+    """Hold the library to one code a key; a short answer tells nothing about any of them."""
+    return codes if len(codes) == count else [-1] * count
+
+
+def _object_size(replicas: Iterable[Any]) -> int | None:
+    for replica in replicas:
+        if replica.is_memory_replica():
+            return int(replica.get_memory_descriptor().buffer_descriptor.size)
+        if replica.is_disk_replica():
+            return int(replica.get_disk_descriptor().object_size)
+    return None
+
+
+def unavailable(code: int, verb: str, master: str) -> BackendUnavailable:
+    """Make the error of an operator's verb that met no answer."""
+    kind = BackendTimeout if code == -901 else BackendUnavailable
+    return kind(
+        f"'mooncake' could not {verb}",
+        value=f"master {master}: {code_text(code)}",
+        remedy="Start mooncake_master there, or run: hicache doctor mooncake",
+    )

@@ -1,0 +1,127 @@
+"""What this process has learnt about keys, so that the master need not be asked, or is not believed.
+
+Two hints with an expiry, and the keys being written at this moment:
+
+- absent: the master said so a moment ago. A set of such keys asks nothing first.
+- bad: a get has failed on the value. contains is not OK for it (C6), and a set replaces it (C4).
+- writers: two sets of one key in one process take turns. Mooncake answers the
+  second with 0 while the first still moves bytes, which would make OK a lie (C3).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from hicache_core import Status
+from hicache_core.lifecycle import close_in_child
+
+#: An engine asks for a prefix, computes what is missing, and stores it within this time.
+ABSENT_S = 30.0
+#: Damage stays until somebody replaces the value; others may have done so after this time.
+BAD_S = 30.0
+#: The owner of a page is dead: its segment leaves the master after client_ttl, 10 s by default.
+LOST_S = 12.0
+#: Hints are dropped all at once beyond this number; they only save time.
+MAX_KEYS = 1 << 17
+
+
+class KnownKeys:
+    """Hints of one instance; thread-safe."""
+
+    def __init__(self) -> None:
+        self._absent: dict[str, float] = {}
+        self._bad: dict[str, tuple[Status, float]] = {}
+
+    def note_absent(self, keys: Iterable[str]) -> None:
+        """Remember that the master has no such object."""
+        if len(self._absent) > MAX_KEYS:
+            self._absent = {}
+        self._absent.update(dict.fromkeys(keys, time.monotonic() + ABSENT_S))
+
+    def take_absent(self, keys: Sequence[str]) -> list[bool]:
+        """Tell for each key whether it is known to be absent, and forget it: it is about to be set."""
+        now, take = time.monotonic(), self._absent.pop
+        return [take(key, 0.0) > now for key in keys]
+
+    def note_bad(self, key: str, status: Status, seconds: float = BAD_S) -> None:
+        """Remember that a get failed on a key's value."""
+        if len(self._bad) > MAX_KEYS:
+            self._bad = {}
+        self._bad[key] = (status, time.monotonic() + seconds)
+
+    def bad(self, keys: Sequence[str]) -> dict[int, Status]:
+        """Give the positions of keys whose value is bad, and how."""
+        table = self._bad
+        if not table:
+            return {}
+        now = time.monotonic()
+        found = {}
+        for position, key in enumerate(keys):
+            status, until = table.get(key, (Status.OK, 0.0))
+            if until > now:
+                found[position] = status
+            elif until:
+                table.pop(key, None)
+        return found
+
+    def forget_bad(self, keys: Iterable[str]) -> None:
+        """Forget what was bad: a good value is there now, or none."""
+        if self._bad:
+            for key in keys:
+                self._bad.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._absent = {}
+        self._bad = {}
+
+
+class Writers:
+    """Keys that some thread of this process is setting; thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._keys: set[str] = set()
+        self._waiting = 0
+
+    def claim(self, keys: Sequence[str], deadline: float) -> bool | None:
+        """Become the writer of all these keys.
+
+        Returns: True when nobody else was writing any of them, False when it had
+            to wait for somebody, None when that took longer than the deadline.
+        """
+        with self._changed:
+            if self._keys.isdisjoint(keys):
+                self._keys.update(keys)
+                return True
+            self._waiting += 1
+            try:
+                while not self._keys.isdisjoint(keys):
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return None
+                    self._changed.wait(left)
+            finally:
+                self._waiting -= 1
+            self._keys.update(keys)
+            return False
+
+    def release(self, keys: Sequence[str]) -> None:
+        """Let others write them."""
+        with self._changed:
+            self._keys.difference_update(keys)
+            if self._waiting:
+                self._changed.notify_all()
+
+    def after_fork_in_child(self) -> None:
+        """Start empty in a fork's child, whose lock nobody holds any more."""
+        self._changed = threading.Condition(threading.Lock())
+        self._keys = set()
+        self._waiting = 0
+
+
+#: One for the process: instances of one namespace write the same objects.
+WRITERS = Writers()
+close_in_child(WRITERS)

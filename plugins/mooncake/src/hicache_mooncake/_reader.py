@@ -1,0 +1,125 @@
+"""Getting pages: what each code means, and what is worth asking again.
+
+Mooncake's answer to a get is the object's size, so only the expected size is OK;
+SGLang's own class takes any positive count for a hit. A slot of another size is
+met with -600 or, in multi-buffer calls, -800, which also stands for a dead owner:
+there the size decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from hicache_core import Pages, Status
+from hicache_mooncake import _native
+from hicache_mooncake._checksum import TRAILER_NBYTES, Trailers
+from hicache_mooncake._client import Client
+from hicache_mooncake._known import LOST_S, KnownKeys
+from hicache_mooncake._native import NO_ANSWER, STATUS_OF_CODE
+
+OK, MISS, ERROR = Status.OK, Status.MISS, Status.ERROR
+
+#: A lease that ran out, or a connection that had gone stale, is worth one retry if it failed this quickly.
+_QUICK_S = 0.5
+#: How long a get waits for a page that another client is writing at this moment, and how often it looks.
+_PENDING_S = 1.0
+_PENDING_PAUSES_S = (0.002, 0.005, 0.01, 0.02)
+_LONGEST_PAUSE_S = 0.05
+
+
+class Reader:
+    """Reads objects of one client; thread-safe."""
+
+    def __init__(self, client: Client, known: KnownKeys, trailers: Trailers | None, timeout_s: float) -> None:
+        self._client = client
+        self._known = known
+        self._trailers = trailers
+        self._pending_s = min(_PENDING_S, 0.5 * timeout_s)
+
+    def get(self, names: Sequence[str], locs: Pages) -> list[Status]:
+        """Read objects of different names into their slots."""
+        lost = {i for i, status in self._known.bad(names).items() if status is ERROR}
+        if not lost:
+            return self._get(names, locs)
+        # Asking a dead owner again would cost up to a second for each batch.
+        statuses = [ERROR] * len(names)
+        asked = [i for i in range(len(names)) if i not in lost]
+        if asked:
+            found = self._get([names[i] for i in asked], locs.take(asked))
+            for position, status in zip(asked, found, strict=True):
+                statuses[position] = status
+        return statuses
+
+    def _get(self, names: Sequence[str], locs: Pages) -> list[Status]:
+        if self._trailers is None:
+            return self._read(names, locs, None)
+        with self._trailers.lent(len(names)) as trailers:
+            statuses = self._read(names, locs, trailers)
+            for position, status in enumerate(statuses):
+                if status is OK and not self._trailers.fits(position, names[position], locs, trailers):
+                    statuses[position] = Status.CORRUPT
+                    self._known.note_bad(names[position], Status.CORRUPT)
+            return statuses
+
+    def _read(self, names: Sequence[str], locs: Pages, trailers: Pages | None) -> list[Status]:
+        started = time.monotonic()
+        codes = self._client.get(names, locs, trailers)
+        wanted = locs.nbytes + (TRAILER_NBYTES if trailers is not None else 0)
+        if codes == [wanted] * len(names):
+            statuses = [OK] * len(names)
+        else:
+            self._again(names, locs, trailers, codes, started)
+            statuses = self._settle(names, codes, wanted)
+        self._known.forget_bad(name for name, status in zip(names, statuses, strict=True) if status is OK)
+        return statuses
+
+    def _again(
+        self, names: Sequence[str], locs: Pages, trailers: Pages | None, codes: list[int], started: float
+    ) -> None:
+        """Ask again for what may go better now; corrects ``codes`` in place."""
+        quick = time.monotonic() - started < _QUICK_S
+        once = {_native.LEASE_EXPIRED, _native.TRANSFER_FAIL} if quick else set()
+        waiting = dict.fromkeys(self._known.bad(names))  # waited for in vain a moment ago
+        pauses = iter(_PENDING_PAUSES_S)
+        while True:
+            pending = [
+                i for i, code in enumerate(codes) if code == _native.REPLICA_IS_NOT_READY and i not in waiting
+            ]
+            if time.monotonic() - started > self._pending_s:
+                pending = []
+            again = sorted([*pending, *(i for i, code in enumerate(codes) if code in once)])
+            if not again:
+                return
+            if pending:
+                time.sleep(next(pauses, _LONGEST_PAUSE_S))
+            part = trailers.take(again) if trailers is not None else None
+            fresh = self._client.get([names[i] for i in again], locs.take(again), part)
+            for position, code in zip(again, fresh, strict=True):
+                codes[position] = code
+            once = set()
+
+    def _settle(self, names: Sequence[str], codes: Sequence[int], wanted: int) -> list[Status]:
+        """Turn codes into statuses, and remember what must not be believed again."""
+        sizes = self._sizes_where_unclear(names, codes)
+        statuses = []
+        for position, code in enumerate(codes):
+            size = code if code >= 0 else sizes.get(position)
+            if code == wanted:
+                statuses.append(OK)
+            elif size is not None and size != wanted:
+                statuses.append(Status.SIZE_MISMATCH)
+                self._known.note_bad(names[position], Status.SIZE_MISMATCH)
+            else:
+                statuses.append(STATUS_OF_CODE.get(code, ERROR))
+                if code in (_native.TRANSFER_FAIL, _native.REPLICA_IS_NOT_READY):
+                    self._known.note_bad(names[position], statuses[-1], LOST_S)
+        absent = _native.OBJECT_NOT_FOUND
+        self._known.note_absent(name for name, code in zip(names, codes, strict=True) if code == absent)
+        return statuses
+
+    def _sizes_where_unclear(self, names: Sequence[str], codes: Sequence[int]) -> dict[int, int | None]:
+        unclear = [i for i, c in enumerate(codes) if c in (_native.INVALID_PARAMS, _native.TRANSFER_FAIL)]
+        if not unclear or NO_ANSWER & set(codes):
+            return {}
+        return dict(zip(unclear, self._client.sizes([names[i] for i in unclear]), strict=True))

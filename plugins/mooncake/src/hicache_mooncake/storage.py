@@ -1,0 +1,251 @@
+"""MooncakeStore: pages as objects of a Mooncake store.
+
+Theory of operation. A page is one object, named ``{namespace}/{key}``, whatever
+its segments: several segments go through the multi-buffer calls. Bytes move
+between the pool's registered memory and the store without a copy. The master
+decides where an object lies and which ones go when the store is full.
+
+What the library's answers mean is settled here, page by page:
+
+- A get gives the OBJECT's size, so only the expected size is OK. Where a slot is
+  too small or too large the code is ambiguous, and the size is asked for.
+- A put gives 0 for a name that exists, whatever it holds, and for one that another
+  client is still writing. So a set asks first for keys that are not known to be
+  absent, replaces values of another size, and sets of one key in one process take
+  turns. A get of a page that is still being written waits for it a little.
+- Removing is forced, since a leased object would stay.
+
+Facts: mooncake-transfer-engine-non-cuda 0.3.13.post1, run by hand; _native.py
+names the codes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from hicache_core import HiCacheStorage, HiCacheStorageConfig, HostPool, Pages, Status, StorageClosed, Usage
+from hicache_mooncake._admin import Admin
+from hicache_mooncake._checksum import NAME_SUFFIX, TRAILER_NBYTES, Trailers
+from hicache_mooncake._client import Client, unavailable
+from hicache_mooncake._known import KnownKeys
+from hicache_mooncake._native import RPC_FAIL, RPC_TIMEOUT, STATUS_OF_CODE
+from hicache_mooncake._reader import Reader
+from hicache_mooncake._writer import Writer
+from hicache_mooncake.options import MooncakeOptions
+from hicache_mooncake.spec import SPEC
+
+OK, MISS, ERROR = Status.OK, Status.MISS, Status.ERROR
+_T = TypeVar("_T")
+_NO_ANSWER = {Status.UNAVAILABLE: RPC_FAIL, Status.TIMEOUT: RPC_TIMEOUT}
+
+
+class MooncakeStore(HiCacheStorage):
+    """See hicache_core.HiCacheStorage for what each verb promises."""
+
+    spec = SPEC
+    options: MooncakeOptions
+
+    def __init__(self, config: HiCacheStorageConfig, options: MooncakeOptions) -> None:
+        super().__init__(config, options)
+        self._prefix = config.namespace.qualify("")
+        self._suffix = NAME_SUFFIX if options.checksum else ""
+        self._known = KnownKeys()
+        self._client: Client | None = None
+        self._reader: Reader | None = None
+        self._writer: Writer | None = None
+        self._closes_at_exit: Any = None
+
+    # The beginning and the end.
+
+    def open(self, pools: Sequence[HostPool] = ()) -> None:
+        self._gate.check_new()
+        client = Client(self.options, self.config.timeout_s)
+        client.connect()
+        try:
+            self._serve(client, pools)
+        except BaseException:
+            client.close(self.config.timeout_s)
+            raise
+
+    def _serve(self, client: Client, pools: Sequence[HostPool]) -> None:
+        client.register(pools)
+        trailers = Trailers(lambda pool: client.register([pool])) if self.options.checksum else None
+        self._reader = Reader(client, self._known, trailers, self.config.timeout_s)
+        self._writer = Writer(client, self._known, trailers, self.config.timeout_s)
+        self._client = client
+        self.capabilities = dataclasses.replace(
+            self.spec.capabilities,
+            checksum=self.options.checksum,
+            eviction="none" if self.options.hard_pin else self.spec.capabilities.eviction,
+            transport=self.options.protocol,
+        )
+        # A process that ends without close() must not leave its segment in the master for client_ttl.
+        self._closes_at_exit = weakref.finalize(self, client.close, self.config.timeout_s)
+        super().open(pools)
+
+    def rebind(self, config: HiCacheStorageConfig, pools: Sequence[HostPool]) -> HiCacheStorage:
+        """Keep the client: closing it would lose the pages of everybody in its segment."""
+        fresh = type(self)(config, self.options)
+        client, self._client = self._opened(self._client), None
+        if self._closes_at_exit is not None:
+            self._closes_at_exit.detach()
+        self._drain()
+        try:
+            fresh._serve(client, pools)
+        except BaseException:
+            client.close(self.config.timeout_s)
+            raise
+        return fresh
+
+    def close(self) -> None:
+        started = time.monotonic()
+        self._drain()
+        client, self._client = self._client, None
+        if client is not None:
+            if self._closes_at_exit is not None:
+                self._closes_at_exit.detach()
+            client.close(max(0.1, self.config.timeout_s - (time.monotonic() - started)))
+
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
+        client, self._client = self._client, None
+        if self._closes_at_exit is not None:
+            self._closes_at_exit.detach()
+        if client is not None:
+            client.abandon_in_child()
+
+    def add_pool(self, pool: HostPool) -> None:
+        with self._gate:
+            self._opened(self._client).register([pool])
+            super().add_pool(pool)
+
+    def drop_pool(self, pool: HostPool) -> None:
+        with self._gate:
+            super().drop_pool(pool)
+            self._opened(self._client).unregister(pool)
+
+    # Verbs.
+
+    def batch_contains(self, keys: Sequence[str]) -> list[Status]:
+        with self._gate:
+            if not keys:
+                return []
+            names = self._names(keys)
+            codes = self._opened(self._client).exist(names)
+            statuses = [_presence(code) for code in codes]
+            if 0 in codes:
+                self._known.note_absent(name for name, code in zip(names, codes, strict=True) if code == 0)
+            for position, status in self._known.bad(names).items():
+                if statuses[position] is OK:
+                    statuses[position] = status
+            return statuses
+
+    def batch_exists(self, keys: Sequence[str]) -> int:
+        statuses = self.batch_contains(keys)
+        if statuses and statuses[0] in _NO_ANSWER:
+            raise unavailable(_NO_ANSWER[statuses[0]], "tell what exists", self.options.master)
+        return next((i for i, status in enumerate(statuses) if status is not OK), len(statuses))
+
+    def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+        with self._gate:
+            self._check(keys, locs, writes_slots=True)
+            if not keys:
+                return []
+            get = self._opened(self._reader).get
+            first = _first_positions(keys)
+            if first is None:
+                return get(self._names(keys), locs)
+            # Mooncake fills one slot a name when a page comes from its disk tier, and reports all as read.
+            statuses = get(self._names([keys[i] for i in first]), locs.take(first))
+            return _spread(keys, first, statuses, locs)
+
+    def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+        with self._gate:
+            self._check(keys, locs)
+            if not keys:
+                return []
+            store = self._opened(self._writer).set
+            first = _first_positions(keys)
+            if first is None:
+                return store(self._names(keys), locs)
+            statuses = store(self._names([keys[i] for i in first]), locs.take(first))
+            return _spread(keys, first, statuses, None)
+
+    def batch_remove(self, keys: Sequence[str]) -> list[Status]:
+        with self._gate:
+            if not keys:
+                return []
+            names = self._names(keys)
+            codes = self._opened(self._client).remove(names)
+            self._known.forget_bad(names)
+            return [OK if code == 0 else STATUS_OF_CODE.get(code, ERROR) for code in codes]
+
+    def touch(self, keys: Sequence[str]) -> None:
+        with self._gate:
+            if keys:
+                self._opened(self._client).exist(self._names(keys))
+
+    def clear(self) -> int:
+        with self._gate:
+            # The namespace is hex digits and a slash: nothing in it means anything to a regular expression.
+            count = self._opened(self._client).remove_matching(f"^{self._prefix}")
+            self._known.clear()
+            if count < 0:
+                raise unavailable(count, "clear the namespace", self.options.master)
+            return count
+
+    def usage(self) -> Usage:
+        with self._gate:
+            usage = Admin(self.options.metrics_address, self.config.timeout_s).usage(self._prefix)
+            if self.options.checksum:
+                return dataclasses.replace(usage, bytes=usage.bytes - usage.pages * TRAILER_NBYTES)
+            return usage
+
+    # Helpers.
+
+    def _names(self, keys: Sequence[str]) -> list[str]:
+        prefix, suffix = self._prefix, self._suffix
+        if suffix:
+            return [prefix + key + suffix for key in keys]
+        return [prefix + key for key in keys]
+
+    def _opened(self, part: _T | None) -> _T:
+        """Give a part of the open instance; close() may have taken it away under a running verb."""
+        if part is None:
+            raise StorageClosed(self.spec.name)
+        return part
+
+
+def _presence(code: int) -> Status:
+    if code == 1:
+        return OK
+    return MISS if code == 0 else STATUS_OF_CODE.get(code, Status.UNAVAILABLE)
+
+
+def _first_positions(keys: Sequence[str]) -> list[int] | None:
+    """Give where each key stands first, or None when none is repeated."""
+    if len(set(keys)) == len(keys):
+        return None
+    first: dict[str, int] = {}
+    for position, key in enumerate(keys):
+        first.setdefault(key, position)
+    return list(first.values())
+
+
+def _spread(
+    keys: Sequence[str], first: Sequence[int], statuses: Sequence[Status], locs: Pages | None
+) -> list[Status]:
+    """Give repeated keys the status of their first place, and its bytes where slots are to be filled."""
+    found = {keys[position]: (position, status) for position, status in zip(first, statuses, strict=True)}
+    spread = []
+    for position, key in enumerate(keys):
+        source, status = found[key]
+        if locs is not None and status is OK and position != source:
+            for target, filled in zip(locs.views(position), locs.views(source), strict=True):
+                target[:] = filled
+        spread.append(status)
+    return spread
