@@ -60,8 +60,8 @@ class UsrbioClient:
             needed = self._most_lanes * file.label.page_nbytes
             complaint = (
                 f"memory for {self._most_lanes} lanes (numjobs) leaves {self._lane_nbytes} bytes each, and a "
-                f"page of '{file.rank}' has {file.label.page_nbytes}; set memory to {needed} or more, or numjobs "
-                "lower"
+                f"page of '{file.rank}' has {file.label.page_nbytes}; set memory to {needed} or more, "
+                "or numjobs lower"
             )
             raise InvalidOptions("hf3fs", [("memory", complaint, "")])
         try:
