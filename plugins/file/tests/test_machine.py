@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from hicache_core import BackendUnavailable, Status, StorageClosed
 from hicache_core.errors import InvalidOptions
 

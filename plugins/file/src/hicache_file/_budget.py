@@ -90,7 +90,7 @@ class RootFile:
             ledger.write(dirty=False)
 
     def peek(self) -> RootState:
-        """Read the books without the lock; a damaged or torn state reads as one that must be counted again."""
+        """Read the books without the lock; a damaged or torn state says that the files must be counted."""
         try:
             return unpack_root_state(os.pread(self.fd, TABLE_OFFSET - LIVE_OFFSET, LIVE_OFFSET))
         except BadHeader:
@@ -283,7 +283,7 @@ def is_open(folder: Folder, name: str) -> bool:
 
 
 def cut_tail(folder: Folder, name: str) -> None:
-    """Seal a segment that nobody has open: give back what lies behind its last good record, or all when empty."""
+    """Seal a segment that nobody has open: give back what lies behind its last good record."""
     try:
         header, _, records, _ = read_journal(folder, name)
     except (FileNotFoundError, BadHeader):

@@ -133,7 +133,7 @@ class EpochFile:
         return epoch + 1
 
     def events(self, start: int, stop: int) -> list[Event] | None:
-        """Read events [start, stop); None when some are overwritten or unreadable: list the folder instead."""
+        """Read events [start, stop); None when some are overwritten: list the folder instead."""
         if stop - start > self._slots or stop < start:
             return None
         found: list[Event] = []

@@ -40,7 +40,7 @@ _STATUS = {
 #: fallocate is not offered: fall back to a sparse file.
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
-#: Types in /proc/self/mountinfo whose files other hosts change. Source: proc(5); fuse servers as their names say.
+#: Types in /proc/self/mountinfo whose files other hosts may change. Source: filesystems(5).
 _NETWORK_TYPES = frozenset(
     [
         "9p",
@@ -274,7 +274,7 @@ def boot_id() -> bytes:
 
 
 def is_network(path: str) -> bool:
-    """Tell whether a path lies on a network file system, by the mount table. Source: proc_pid_mountinfo(5)."""
+    """Tell whether a path lies on a network file system. Source: proc_pid_mountinfo(5)."""
     device = os.stat(path).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
     found = by_path = ""

@@ -123,7 +123,7 @@ def parse(raw: bytes, segment_id: bytes, first: int = 0) -> Words:
 
 
 def reseal(records: Words, segment_id: bytes, data_start: int) -> Words:
-    """Copy records for a new segment that holds these pages alone, one behind the other, sums unchanged (R6)."""
+    """Copy records for a new segment that holds these pages one behind the other, sums unchanged (R6)."""
     moved = records.copy()
     ends = np.cumsum(moved[:, LENGTH], dtype=np.uint64)
     moved[:, OFFSET] = ends - moved[:, LENGTH] + np.uint64(data_start)

@@ -54,7 +54,7 @@ class Segment:
         self.table: Words | None = None
         #: What this process has written to the use bytes; allocated on first use.
         self.marks: np.ndarray | None = None
-        #: True where a crash may have kept the journal and lost pages: read with verification or not at all (R9).
+        #: True where a power loss may have kept records and lost pages: verify, or do not read (R9).
         self.verify = not header.synced and header.boot != boot
 
 
@@ -93,7 +93,7 @@ class Handles:
         """Open a segment, or share what is open; give it back with ``give``.
 
         Raises:
-            OSError: ENOENT or ESTALE when the segment is gone, EMFILE, EACCES ...; BadHeader: not this segment.
+            OSError: ENOENT, ESTALE when the segment is gone, EMFILE, EACCES; BadHeader: not this one.
         """
         with self._lock:
             handle = self._kept.get(segment.ordinal)
@@ -245,7 +245,7 @@ def read_journal(folder: Folder, name: str) -> tuple[SegmentHeader, bytes, Words
 
 
 def read_growth(segment: Segment, idx: int) -> Words:
-    """Read records that were appended since; sets ``segment.final`` where the journal has been cut behind them."""
+    """Read what was appended since; sets ``segment.final`` where the journal has been cut behind it."""
     start = segment.header.records_start + segment.count * RECORD_NBYTES
     raw = os.pread(idx, RECORD_NBYTES, start)
     if not raw or segment.count >= segment.header.room:

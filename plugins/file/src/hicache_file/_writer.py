@@ -68,7 +68,7 @@ class Batch:
     places: list[int]
     """Where each page was put, as soon as it is there."""
     floor: int = 0
-    """The sequence of the oldest segment that this batch wrote to: not to be evicted for its own later pages."""
+    """The sequence of the oldest segment that this batch wrote to, which its later pages must not evict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Writer:
         #: The root's budget as last seen, 0 for none.
         self.capacity = capacity
         self.helper = Helper()
-        self.evictor = Evictor(root, settings.fsync)
+        self.evictor = Evictor(root, fsync=settings.fsync)
 
     def append(self, batch: Batch) -> None:
         """Write a batch; its statuses say what came of each page."""

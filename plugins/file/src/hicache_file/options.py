@@ -1,4 +1,4 @@
-"""The file backend's options, from the caller, ``HICACHE_FILE_<FIELD>``, or a table in the file HICACHE_CONFIG::
+"""The file backend's options: from the caller, ``HICACHE_FILE_<FIELD>``, or the file HICACHE_CONFIG::
 
 [file]
 root = "/var/cache/hicache"
@@ -27,7 +27,7 @@ class FileOptions(Options):
     """Options of ``file``; everything but ``root`` has a default that is safe to leave."""
 
     root: str = Field(
-        description="The folder that holds the pages, made when it is missing; processes share pages by sharing it."
+        description="The folder of the pages, made when it is missing; processes share pages by sharing it."
     )
     read_only: bool = Field(
         default=False,
@@ -35,12 +35,12 @@ class FileOptions(Options):
     )
     capacity: Size | None = Field(
         default=None,
-        description="Most bytes that all files of the root take, for all its processes. It is stored in the root: "
-        "an explicit value replaces it, none keeps it; a root that never had one grows without limit.",
+        description="Most bytes that all files of the root take, for all its processes. It is stored in the "
+        "root: an explicit value replaces it, none keeps it; without any the root grows without limit.",
     )
     checksum: bool = Field(
         default=True,
-        description="Store a checksum (xxh3) with each page and verify it on every get; always on over a network.",
+        description="Store a checksum (xxh3) with each page, verify it on every get; always over a network.",
     )
     fsync: bool = Field(
         default=False,
@@ -53,7 +53,7 @@ class FileOptions(Options):
         description="Open segments a process writes to, and threads that move one batch.",
     )
     segment_size: Size = Field(
-        default=MAX_SEGMENT_NBYTES,
+        default=32 << 20,
         ge=MIN_SEGMENT_NBYTES,
         le=MAX_SEGMENT_NBYTES,
         description="Bytes of a segment where no capacity asks for smaller ones.",
@@ -66,7 +66,7 @@ class FileOptions(Options):
     )
     network: bool | None = Field(
         default=None,
-        description="Whether the root lies on a network file system; found out from the mount table when not set.",
+        description="Whether the root lies on a network file system; by the mount table when not set.",
     )
 
     @field_validator("root")

@@ -1,0 +1,217 @@
+"""The second chance: copying used pages out of segments that are about to be unlinked (R6).
+
+Page bytes are copied as they are, with the checksum that they have: a page that
+was damaged, in the old file or on the way, stays damaged, and a new checksum
+would hide it. A page found damaged is copied all the same and flagged, so that
+it is CORRUPT and not a miss.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import xxhash
+
+from hicache_file._budget import Ledger, RootFile, pair_nbytes
+from hicache_file._epoch import EpochFile
+from hicache_file._files import Folder, write_exactly
+from hicache_file._format import (
+    CREATED,
+    DAMAGED,
+    Event,
+    SegmentHeader,
+    data_start,
+    pack_journal_head,
+    pack_segment_head,
+)
+from hicache_file._journal import FLAGS, HAS_SUM, LENGTH, OFFSET, SUM, Words, reseal
+from hicache_file._segment import open_pair, read_journal
+
+#: Waiting for the namespace's lock while the root's is held.
+_LOCK_TIMEOUT_S = 2.0
+
+
+@dataclass(slots=True)
+class Source:
+    """A segment that is about to go."""
+
+    header: SegmentHeader
+    records: Words
+    last_use: np.ndarray
+    """For each record the sequence at its last use, 0 where it was never used or is dead."""
+    seg: int
+    idx: int
+
+    @classmethod
+    def open(cls, folder: Folder, name: str) -> Source:
+        """Read a segment's journal and marks.
+
+        Raises:
+            OSError, ValueError.
+        """
+        header, dead, records, _ = read_journal(folder, name)
+        seg, idx = open_pair(folder, header, writable=False)
+        count = len(records)
+        use = np.frombuffer(os.pread(idx, count, header.use_start).ljust(count, b"\0"), np.uint8)
+        alive = np.frombuffer(dead, np.uint8) == 0
+        last_use = np.where((use > 0) & alive, use.astype(np.int64) + header.sequence, 0)
+        return cls(header, records, last_use, seg, idx)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its pages."""
+        return int(self.records[:, LENGTH].sum())
+
+    def dead(self, numbers: np.ndarray) -> np.ndarray:
+        """Read the dead bytes of some records anew."""
+        return np.frombuffer(os.pread(self.idx, int(numbers[-1]) + 1, self.header.dead_start), np.uint8)[
+            numbers
+        ]
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self.seg)
+        os.close(self.idx)
+
+
+def choose(lengths: np.ndarray, last_use: np.ndarray) -> np.ndarray:
+    """Pick used pages, the latest first, up to half of all bytes but one at least; ascending numbers."""
+    used = np.flatnonzero(last_use)
+    if not len(used):
+        return used
+    latest = used[np.argsort(-last_use[used], kind="stable")]
+    sizes = np.cumsum(lengths[latest].astype(np.int64))
+    count = max(1, int(np.searchsorted(sizes, int(lengths.sum()) // 2, side="right")))
+    return np.sort(latest[:count])
+
+
+def rescue(
+    root: RootFile,
+    ledger: Ledger,
+    folder: Folder,
+    epoch: EpochFile,
+    sources: Sequence[Source],
+    limit: int,
+    *,
+    fsync: bool,
+) -> Iterator[list[Source]]:
+    """Copy what is worth it into segments of at most ``limit`` page bytes; yields sources that are done with.
+
+    They come as early as possible, so that unlinking them keeps the root within its budget.
+
+    Raises:
+        OSError, ValueError: nothing half made is left.
+    """
+    ends = np.cumsum([0, *(len(source.records) for source in sources)])
+    lengths = np.concatenate([source.records[:, LENGTH] for source in sources])
+    chosen = choose(lengths, np.concatenate([source.last_use for source in sources]))
+    shares = [chosen[(chosen >= a) & (chosen < b)] - a for a, b in pairwise(ends.tolist())]
+    yield [source for source, share in zip(sources, shares, strict=True) if not len(share)]
+    pending: list[tuple[Source, np.ndarray]] = []
+    nbytes = 0
+    for source, share in zip(sources, shares, strict=True):
+        if not len(share):
+            continue
+        size = int(source.records[share, LENGTH].sum())
+        if pending and nbytes + size > limit:
+            _flush(root, ledger, folder, epoch, pending, fsync=fsync)
+            yield [done for done, _ in pending]
+            pending, nbytes = [], 0
+        pending.append((source, share))
+        nbytes += size
+    if pending:
+        _flush(root, ledger, folder, epoch, pending, fsync=fsync)
+        yield [done for done, _ in pending]
+
+
+def _flush(
+    root: RootFile,
+    ledger: Ledger,
+    folder: Folder,
+    epoch: EpochFile,
+    pending: Sequence[tuple[Source, np.ndarray]],
+    *,
+    fsync: bool,
+) -> None:
+    """Make one sealed segment of the pages chosen, and publish it."""
+    kept = np.concatenate([source.records[share] for source, share in pending])
+    nbytes = int(kept[:, LENGTH].sum())
+    start = data_start(nbytes)
+    old = pending[0][0].header
+    fresh = SegmentHeader(
+        id=os.urandom(16),
+        namespace=old.namespace,
+        boot=root.boot,
+        sequence=ledger.draw_sequence(),
+        epoch=old.epoch,
+        room=-(-len(kept) // 64) * 64,
+        data_start=start,
+        nbytes=start + nbytes,
+        created_ns=time.time_ns(),
+        synced=fsync,
+    )
+    name = fresh.id.hex()
+    try:
+        damaged = _copy(folder, fresh, pending, fsync=fsync)
+        with epoch.lock.held(_LOCK_TIMEOUT_S):
+            current, _ = epoch.state()
+            if current != old.epoch:
+                folder.remove(f"{name}.seg")
+                return
+            dead = np.concatenate([source.dead(share) for source, share in pending])
+            dead = np.where(damaged & (dead == 0), DAMAGED, dead).astype(np.uint8)
+            _write_journal(folder, fresh, dead, reseal(kept, fresh.id, start), fsync=fsync)
+            epoch.append([Event(CREATED, fresh.id, fresh.sequence)], old.epoch)
+    except BaseException:
+        for ending in ("new", "idx", "seg"):
+            folder.remove(f"{name}.{ending}")
+        raise
+    ledger.used += pair_nbytes(folder, name)
+
+
+def _copy(
+    folder: Folder, fresh: SegmentHeader, pending: Sequence[tuple[Source, np.ndarray]], *, fsync: bool
+) -> np.ndarray:
+    """Copy page bytes as they are; tells which of them do not match the checksum that they have."""
+    damaged: list[bool] = []
+    target = folder.open(f"{fresh.id.hex()}.seg", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        write_exactly(target, pack_segment_head(fresh.id, fresh.namespace), 0)
+        end = fresh.data_start
+        for source, share in pending:
+            rows = source.records[share]
+            columns = [rows[:, n].tolist() for n in (OFFSET, LENGTH, SUM, FLAGS)]
+            for offset, length, total, flags in zip(*columns, strict=True):
+                page = os.pread(source.seg, length, offset)
+                wrong = len(page) != length or (flags & HAS_SUM and xxhash.xxh3_64_intdigest(page) != total)
+                damaged.append(bool(wrong))
+                write_exactly(target, page.ljust(length, b"\0"), end)
+                end += length
+        if fsync:
+            os.fdatasync(target)
+    finally:
+        os.close(target)
+    return np.array(damaged, bool)
+
+
+def _write_journal(
+    folder: Folder, fresh: SegmentHeader, dead: np.ndarray, records: Words, *, fsync: bool
+) -> None:
+    """Rename a whole journal into place."""
+    name = fresh.id.hex()
+    marks = dead.tobytes().ljust(fresh.room, b"\0") + bytes(fresh.room)
+    idx = folder.open(f"{name}.new", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        write_exactly(idx, pack_journal_head(fresh) + marks + records.tobytes(), 0)
+        if fsync:
+            os.fdatasync(idx)
+    finally:
+        os.close(idx)
+    folder.rename(f"{name}.new", f"{name}.idx")
+    if fsync:
+        folder.sync()
