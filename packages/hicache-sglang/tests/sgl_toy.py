@@ -31,7 +31,7 @@ class ToyStore(HiCacheStorage):
         api=1,
         target="sgl_toy:ToyStore",
         options="sgl_toy:ToyOptions",
-        capabilities=Capabilities(shared=True, clear=True, checksum=True, deadline="bounce"),
+        capabilities=Capabilities(shared=True, clear=True, checksum=True, deadline="none"),
     )
 
     def open(self, pools=()):
@@ -41,17 +41,15 @@ class ToyStore(HiCacheStorage):
     def batch_contains(self, keys: Sequence[str]) -> list[Status]:
         with self._gate:
             mode = self._mode("contains", keys)
-            if mode == "short":
-                return [Status.OK]
-            return [Status.OK if self._name(key) in STORE else Status.MISS for key in keys]
+            found = [Status.OK if self._name(key) in STORE else Status.MISS for key in keys]
+            return found[:-1] if mode == "short" else found
 
     def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         self._check(keys, locs, writes_slots=True)
         with self._gate:
             mode = self._mode("get", keys)
-            if mode == "short":
-                return [Status.OK]
-            return [self._read(key, locs.views(i), mode) for i, key in enumerate(keys)]
+            found = [self._read(key, locs.views(i), mode) for i, key in enumerate(keys)]
+            return found[:-1] if mode == "short" else found
 
     def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         self._check(keys, locs)

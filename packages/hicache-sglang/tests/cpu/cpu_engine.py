@@ -1,10 +1,11 @@
 """A real sgl.Engine on a CPU with a tiny random model: what it answers, and where its prefix came from.
 
-    python cpu_engine.py '{"backend": "hicache.file", "extra": {...}, "rounds": 2, "model": "FOLDER"}'
+    python cpu_engine.py '{"backend": "hicache.file", "extra": {...}, "model": "FOLDER", "steps": [...]}'
 
-Prints one JSON object. ``rounds`` generations of the same prompt, the device and
-host caches flushed before each but the first; ``steps`` may name a file and a text
-to be written into it before a round, to make a store misbehave.
+Runs the steps in order and prints one JSON object a step, with the ids and how many
+tokens came from storage. A step is ``{}`` (generate), or has ``flush`` (flush the
+device and host caches first), ``write`` (path and text: makes a store misbehave),
+``until_storage`` (again and again, until storage is used).
 """
 
 from __future__ import annotations
@@ -73,22 +74,30 @@ def flush(engine: Any, timeout_s: float = 20.0) -> None:
         threading.Event().wait(0.05)
 
 
+def take(engine: Any, step: dict[str, Any], settle_s: float) -> dict[str, Any]:
+    """Do one step; waits first, so that the backup of what came before is done."""
+    for path, text in step.get("write", {}).items():
+        Path(path).write_text(text)
+    deadline = time.monotonic() + step.get("until_storage", 0)
+    while True:
+        if step.get("flush"):
+            threading.Event().wait(settle_s)
+            flush(engine)
+        answer = generate(engine)
+        if answer["storage"] or time.monotonic() >= deadline:
+            return answer
+
+
 def main() -> None:
     import sglang
 
     wanted = json.loads(sys.argv[1])
     engine = sglang.Engine(**arguments(wanted["model"], wanted.get("backend"), wanted.get("extra", {})))
-    rounds = []
-    for number in range(wanted.get("rounds", 1)):
-        if number:
-            threading.Event().wait(wanted.get("settle_s", 0.7))
-            flush(engine)
-        for path, text in wanted.get("steps", {}).get(str(number), {}).items():
-            Path(path).write_text(text)
-        rounds.append(generate(engine))
-    threading.Event().wait(wanted.get("settle_s", 0.7))
+    settle_s = wanted.get("settle_s", 0.7)
+    answers = [take(engine, step, settle_s) for step in wanted.get("steps", [{}])]
+    threading.Event().wait(settle_s)
     engine.shutdown()
-    sys.stdout.write("RESULT " + json.dumps(rounds) + "\n")
+    sys.stdout.write("RESULT " + json.dumps(answers) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+"""A real sgl.Engine of SGLang 0.5.23 on a CPU: the prefix comes from storage, and the answers stay the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cpu_engine import PAGE, PROMPT, make_model
+from sgl_toy import OPTIONS
+
+FULL_PAGES = len(PROMPT) // PAGE * PAGE
+DYNAMIC = {"module_path": "hicache_sglang", "class_name": "HiCacheSGLang", "interface_v1": 1}
+AGAIN = {"flush": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return str(make_model(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture
+def ask(engine, model):
+    def run(steps, backend=None, extra=None, timeout_s=110.0, **more):
+        wanted = {"model": model, "backend": backend, "extra": extra or {}, "steps": steps}
+        return json.loads(engine("cpu_engine.py", json.dumps(wanted), timeout_s=timeout_s, **more))
+
+    return run
+
+
+def test_after_a_flush_the_whole_prefix_comes_from_storage(ask, tmp_path):
+    first, second = ask([{}, AGAIN], "hicache.file", {"options": {"root": str(tmp_path / "kv")}})
+    assert (first["storage"], second["storage"], second["cached"]) == (0, FULL_PAGES, FULL_PAGES)
+    assert second["ids"] == first["ids"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_second_process_and_another_way_in_find_the_pages_of_the_first(ask, tmp_path):
+    options = {"options": {"root": str(tmp_path / "kv")}}
+    (plain,) = ask([{}])
+    (stored,) = ask([{}], "hicache.file", options)
+    (found,) = ask([{}], "dynamic", {"backend_name": "file"} | DYNAMIC | options, SGLANG_PLUGINS="hicache_cpu")
+    assert plain["ids"] == stored["ids"] == found["ids"]
+    assert (stored["storage"], found["storage"]) == (0, FULL_PAGES)
+    assert found["storage"] >= 0.98 * FULL_PAGES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.clause("C10")
+def test_every_request_is_answered_right_whatever_the_store_does_and_the_cache_comes_back(ask, tmp_path):
+    mode = str(tmp_path / "mode")
+    extra = DYNAMIC | {"backend_name": "dynamic", "timeout_s": 1.0, "options": OPTIONS | {"mode_file": mode}}
+    faults = ("raise", "hang", "short", "damaged", "dead", "full")
+    steps = [{}]
+    for fault in faults:
+        steps += [{"flush": 1, "write": {mode: fault}}, {"flush": 1, "write": {mode: ""}, "until_storage": 45}]
+    answers = ask(steps, "dynamic", extra, timeout_s=280.0)
+    assert [answer["ids"] for answer in answers] == [answers[0]["ids"]] * len(steps)
+    during = dict(zip(faults, [answer["storage"] for answer in answers[1::2]], strict=True))
+    after = dict(zip(faults, [answer["storage"] for answer in answers[2::2]], strict=True))
+    assert during == dict.fromkeys(faults, 0) | {"full": FULL_PAGES}
+    assert after == dict.fromkeys(faults, FULL_PAGES)
+    assert max(answer["seconds"] for answer in answers[1::2]) < 10
