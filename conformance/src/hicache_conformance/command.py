@@ -34,6 +34,9 @@ _COLOURS = {"pass": "green", "fail": "red", "not-run": "red", "reached": "green"
 @click.option("--junit", "junit_file", type=_FILE, metavar="F", help="Write it as JUnit XML.")
 @click.option("--html", "html_file", type=_FILE, metavar="F", help="Write it as one HTML page.")
 @click.option("--match", default="", metavar="WORDS", help="Only cases whose names match, as pytest -k.")
+@click.option(
+    "--subject", "subject", metavar="KIND=VALUE", help="Something other than a backend.", hidden=True
+)
 @click.option("--seed", type=int, help="Repeat a run: its page contents, orders and moments.")
 @click.option("--budget", default=600.0, show_default=True, help="Seconds for the whole run.")
 @click.option("--case-budget", type=float, help="At most so many seconds for each case.")
@@ -56,6 +59,9 @@ def check(context: click.Context, /, name: str | None, **given: Any) -> None:
     for text in plan.options:
         if not text.partition("=")[0] or "=" not in text:
             raise click.UsageError(f"an option is written k=v, not {text!r}")
+    for path in report_to.values():
+        if path is not None and not path.absolute().parent.is_dir():
+            raise click.UsageError(f"there is no folder for the report {path}")
     report = run(plan, _tell)
     _write(report, report_to)
     _summarise(report)
@@ -73,6 +79,7 @@ for _point in kinds():
 
 def _subject(name: str | None, given: dict[str, Any]) -> str:
     chosen = [f"{key[5:]}={value}" for key, value in given.items() if key.startswith("kind_") and value]
+    chosen += [given["subject"]] if given["subject"] else []
     chosen += [f"backend={name}"] if name else []
     if len(chosen) != 1:
         raise click.UsageError(

@@ -126,7 +126,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     places = iter(chosen)
     items[:] = [next(places, None) if _is_case(item) else item for item in items]  # type: ignore[misc]
     items[:] = [item for item in items if item is not None]
-    config.stash[_RUN].tell("plan", cases=[case_of(item).as_json() for item in chosen])
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # Only now has everybody's filter been applied, pytest's own -k included.
+    cases = [case_of(item).as_json() for item in session.items if _is_case(item)]
+    session.config.stash[_RUN].tell("plan", cases=cases)
 
 
 @pytest.fixture

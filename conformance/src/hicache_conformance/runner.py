@@ -94,6 +94,7 @@ class _Supervisor:
         self._running: Case | None = None
         self._running_since = 0.0
         self._starting = False
+        self._planned = False
         self._stacks: Path | None = None
 
     def run(self, deadline: float) -> None:
@@ -144,7 +145,7 @@ class _Supervisor:
             if self._report.unusable:
                 return ""
             if lines is None:
-                return watched.ending(bool(self._running) or not self._cases)
+                return watched.ending(bool(self._running) or not self._planned)
             if time.monotonic() >= limit:
                 if time.monotonic() >= deadline:
                     return "the budget was spent while it ran"
@@ -161,6 +162,7 @@ class _Supervisor:
     def _hear(self, event: dict[str, Any]) -> None:
         kind = event.pop("event")
         if kind == "plan":
+            self._planned = True
             for case in event["cases"]:
                 made = Case.of_json(case)
                 self._cases.setdefault(made.id, made)
@@ -183,8 +185,9 @@ class _Supervisor:
             self._report.unusable = f"bringing up its store: {reason.splitlines()[0]}"
         elif self._running is not None:
             self._settle(self._running, "fail", reason)
-        elif not self._cases:
-            self._report.unusable = reason
+        elif not self._planned:
+            first, *rest = [line for line in reason.splitlines() if line.strip()]
+            self._report.unusable = f"{first}; {rest[-1].strip()}" if rest else first
 
     def _settle(self, case: Case, outcome: Any, detail: str) -> None:
         result = Result(case, outcome, detail, time.monotonic() - self._running_since)

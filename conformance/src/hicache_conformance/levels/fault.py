@@ -26,7 +26,7 @@ from hicache_conformance.stopped import (
     returned,
     until_trouble,
 )
-from hicache_core import BackendUnavailable, Status, StorageClosed
+from hicache_core import BackendUnavailable, HiCacheStorage, Status, StorageClosed
 
 OK, MISS, CORRUPT, SIZE_MISMATCH = Status.OK, Status.MISS, Status.CORRUPT, Status.SIZE_MISMATCH
 TROUBLE = {Status.UNAVAILABLE, Status.TIMEOUT}
@@ -200,6 +200,33 @@ class FaultLevel:
         bench.resume()
         assert recovers(bench, storage)
 
+    @pytest.mark.clause("C11", "C10")
+    @pytest.mark.faults("pause")
+    @pytest.mark.parametrize("verb", ["batch_exists", "usage", "touch"])
+    def test_c11_a_paused_server_holds_no_other_verb_either(self, bench: Bench, verb: str) -> None:
+        storage = bench.open(timeout_s=TIMEOUT_S)
+        _paused_verb(bench, storage, verb)
+
+    @pytest.mark.clause("C11", "C10")
+    @pytest.mark.faults("pause")
+    @pytest.mark.needs("clear")
+    def test_c11_a_paused_server_does_not_hold_clear(self, bench: Bench) -> None:
+        storage = bench.open(timeout_s=TIMEOUT_S)
+        _paused_verb(bench, storage, "clear")
+
+    @pytest.mark.clause("C11", "C10")
+    @pytest.mark.faults("pause")
+    @pytest.mark.needs("remove")
+    def test_c11_a_paused_server_does_not_hold_remove(self, bench: Bench) -> None:
+        storage, keys = bench.open(timeout_s=TIMEOUT_S), bench.keys(3)
+        bench.stored(storage, keys)
+        bench.pause()
+        statuses = returned(bench, Call(lambda: storage.batch_remove(keys)))
+        assert set(aligned(statuses, 3)) <= TROUBLE or bench.capabilities.deadline in ("hold", "none")
+        bench.resume()
+        assert recovers(bench, storage)
+        assert set(bench.versions(storage, keys)) <= {0, MISS}
+
     @pytest.mark.clause("C11", "C2")
     @pytest.mark.faults("pause")
     @pytest.mark.budget(120)
@@ -339,6 +366,28 @@ class FaultLevel:
             assert set(aligned(statuses, COUNT)) <= {OK, MISS, *TROUBLE}
         assert recovers(bench, storage)
         assert set(bench.versions(storage, keys, NBYTES)) <= {0, MISS}
+
+
+def _paused_verb(bench: Bench, storage: HiCacheStorage, verb: str) -> None:
+    """Call a verb that gives no statuses on a paused server: in time it raises, or says nothing false."""
+    keys = bench.keys(2)
+    bench.stored(storage, keys)
+    calls: dict[str, Callable[[], Any]] = {
+        "batch_exists": lambda: storage.batch_exists(keys),
+        "usage": storage.usage,
+        "touch": lambda: storage.touch(keys),
+        "clear": storage.clear,
+    }
+    bench.pause()
+    try:
+        answer = returned(bench, Call(calls[verb]))
+    except BackendUnavailable:
+        assert verb != "touch", "C10: touch raises nothing"
+    else:
+        late = bench.capabilities.deadline in ("hold", "none")
+        assert verb == "touch" or late or (verb == "batch_exists" and answer == 0), f"it answered {answer!r}"
+    bench.resume()
+    assert recovers(bench, storage)
 
 
 def _can_damage(bench: Bench, how: Damage) -> None:

@@ -9,11 +9,14 @@ import pytest
 
 from hicache_conformance.bench import PAGE_NBYTES, Bench, aligned, loose
 from hicache_conformance.builders import LAYOUTS, ONE_SEGMENT, Arena, Layout, in_segments
+from hicache_conformance.calls import pause_for
 from hicache_core import Status
 
 OK, MISS = Status.OK, Status.MISS
 
 ODD_SIZES = [1, 7, 4095, 4097, 65_536 + 1]
+#: A batch that a backend may split over helper threads, and how long one of them may lag behind.
+BUSY_PAGES, BUSY_NBYTES, LATE_S = 64, 1 << 16, 0.02
 SEGMENT_COUNTS = [1, 2, 3, 8, 61, 127, 128]
 
 
@@ -110,6 +113,36 @@ class MemoryLevel:
     @pytest.mark.parametrize("nbytes", [1 << 20, (4 << 20) + 1], ids=["1_mib", "4_mib_and_1_byte"])
     def test_c2_large_pages(self, bench: Bench, nbytes: int) -> None:
         _round_trip(bench, in_segments(2), in_segments(2), nbytes, count=3)
+
+    @pytest.mark.clause("C11", "C2")
+    def test_c11_a_get_that_has_returned_writes_no_more(self, bench: Bench) -> None:
+        count = min(BUSY_PAGES, bench.capabilities.max_batch or BUSY_PAGES)
+        arena = bench.arena(count, BUSY_NBYTES, in_segments(2))
+        storage, keys = bench.open(arena), bench.keys(count, arena.component)
+        bench.stored(storage, keys, BUSY_NBYTES)
+        for _ in range(5):
+            assert aligned(storage.batch_get(keys, arena.pages()), count) == [OK] * count
+            arena.check({index: bench.page(key, BUSY_NBYTES) for index, key in enumerate(keys)})
+            for index in range(count):
+                arena.fill(index, bytes(BUSY_NBYTES))
+            arena.freeze()
+            pause_for(LATE_S)
+            arena.check()
+
+    @pytest.mark.clause("C11", "C3")
+    def test_c11_a_set_that_has_returned_reads_no_more(self, bench: Bench) -> None:
+        count = min(BUSY_PAGES, bench.capabilities.max_batch or BUSY_PAGES)
+        arena = bench.arena(count, BUSY_NBYTES, in_segments(2))
+        storage = bench.open(arena)
+        for round_ in range(5):
+            keys = bench.keys(count, arena.component, f"round-{round_}")
+            for index, key in enumerate(keys):
+                arena.fill(index, bench.page(key, BUSY_NBYTES))
+            assert aligned(storage.batch_set(keys, arena.pages()), count) == [OK] * count
+            for index in range(count):
+                arena.fill(index, bytes(BUSY_NBYTES))
+            pause_for(LATE_S)
+            assert bench.versions(storage, keys, BUSY_NBYTES, known=1) == [0] * count
 
     @pytest.mark.clause("C2")
     def test_c2_one_slot_may_be_the_source_of_several_keys(self, bench: Bench) -> None:

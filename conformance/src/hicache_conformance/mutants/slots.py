@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 
 from hicache_conformance.calls import pause_for
@@ -159,3 +160,47 @@ class CountsItsCallsUnguarded(MemoryStorage):
             return super().batch_get(keys, locs)
         finally:
             self._busy = False
+
+
+@breaks("C11", "memory", match="no_more")
+class ReadsItsSlotsLate(MemoryStorage):
+    """A set is OK while a helper thread still reads the slots.
+
+    Seen: zero-copy writes whose completion is not awaited.
+    """
+
+    def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+        with self._gate:
+            self._check(keys, locs)
+            store, namespace, last = self._opened(), self._namespace, len(keys) - 1
+
+            def late() -> None:
+                pause_for(0.01)
+                store.set(namespace, keys[last:], [b"".join(locs.views(last))])
+
+            values = [b"".join(locs.views(position)) for position in range(last)]
+            statuses = self._statuses(last, lambda store: store.set(namespace, keys[:last], values))
+            if len(keys):
+                threading.Thread(target=late, daemon=True).start()
+            return [*statuses, OK][: len(keys)]
+
+
+@breaks("C11", "memory", match="no_more")
+class WritesItsSlotsLate(MemoryStorage):
+    """A get is OK, and a helper thread writes a slot once more.
+
+    Seen: retries that nobody cancels when another replica has answered.
+    """
+
+    def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+        statuses = super().batch_get(keys, locs)
+        if statuses and statuses[-1] is OK:
+            views = locs.views(len(keys) - 1)
+            value = b"".join(views)
+
+            def late() -> None:
+                pause_for(0.01)
+                _scatter(value, views)
+
+            threading.Thread(target=late, daemon=True).start()
+        return statuses

@@ -1,0 +1,117 @@
+"""``hicache check``: its exit status, its reasons in one line, its reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hicache_conformance.command import check
+
+ONE_CASE = ["--level", "core", "--match", "test_c3_set_then_get_gives_the_page", "--seed", "5"]
+
+
+def _check(*arguments: str) -> Result:
+    return CliRunner().invoke(check, list(arguments))
+
+
+def test_command_all_passed_is_status_0_and_every_report_is_written(tmp_path: Path) -> None:
+    files = {kind: tmp_path / f"report.{kind}" for kind in ("json", "junit", "html")}
+    options = [text for kind, path in files.items() for text in (f"--{kind}", str(path))]
+    result = _check("memory", *ONE_CASE, *options)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("core       reached      1 pass\n")
+    report = json.loads(files["json"].read_text())
+    assert (report["schema"], report["seed"], report["exit_status"], report["unusable"]) == (1, 5, 0, None)
+    assert report["levels"] == {
+        "core": {"verdict": "reached", "counts": {"pass": 1, "fail": 0, "unsupported": 0, "not-run": 0}}
+    }
+    suites = ElementTree.fromstring(files["junit"].read_text())
+    assert [(suite.get("name"), suite.get("tests"), suite.get("failures")) for suite in suites] == [
+        ("core", "1", "0")
+    ]
+    page = files["html"].read_text()
+    assert 'aria-label="hicache: 1/1 levels"' in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_command_a_failed_case_is_status_1_and_is_told_with_its_clause(tmp_path: Path) -> None:
+    junit = tmp_path / "report.xml"
+    result = CliRunner().invoke(
+        check, ["--subject", "mutant=set_stores_nothing", *ONE_CASE, "--junit", str(junit)]
+    )
+    assert result.exit_code == 1, result.output
+    assert result.output.startswith(
+        "fail core: test_c3_set_then_get_gives_the_page (C3, C2)\n     AssertionError"
+    )
+    assert "core       not reached  1 fail" in result.output
+    (suite,) = ElementTree.fromstring(junit.read_text())
+    assert (suite.get("failures"), suite[0].get("classname"), suite[0][0].tag) == (
+        "1",
+        "hicache.core",
+        "failure",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["memroy"], "no backend named 'memroy'; installed:"),
+        (["nixl"], "'nixl' is not installed"),
+        (["memory", "-o", "capacity=4 gigs", "-o", "store=x"], "1 option of 'memory' is not valid"),
+        (["memory", "-o", "sever=/nowhere"], "sever is unknown (server?)"),
+        (["memory", "-o", "eviction=sometimes"], "the memory server did not start"),
+    ],
+    ids=["unknown", "known_but_not_installed", "bad_value", "unknown_option", "server_does_not_start"],
+)
+def test_command_what_cannot_be_checked_is_status_2_with_one_line(arguments: list[str], reason: str) -> None:
+    result = _check(*arguments, *ONE_CASE)
+    assert result.exit_code == 2, result.output
+    assert reason in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "name one backend to check"),
+        (["memory", "-o", "capacity"], "an option is written k=v, not 'capacity'"),
+        (["memory", "--level", "cores"], "'cores' is not one of"),
+        (["memory", "--json", "/nowhere/report.json", *ONE_CASE], "/nowhere/report.json"),
+        (["memory", "--match", "no_such_case"], "no case matches"),
+    ],
+    ids=["no_name", "option_without_value", "unknown_level", "unwritable_report", "nothing_matches"],
+)
+def test_command_wrong_use_is_status_2(arguments: list[str], reason: str) -> None:
+    result = _check(*arguments)
+    assert result.exit_code == 2, result.output
+    assert reason in result.output
+
+
+def test_command_an_unusable_run_still_writes_its_reports(tmp_path: Path) -> None:
+    files = {kind: tmp_path / f"report.{kind}" for kind in ("json", "junit", "html")}
+    options = [text for kind, path in files.items() for text in (f"--{kind}", str(path))]
+    result = _check("memroy", *options)
+    assert result.exit_code == 2
+    assert json.loads(files["json"].read_text())["unusable"].startswith("no backend named 'memroy'")
+    assert ElementTree.fromstring(files["junit"].read_text())[0].get("errors") == "1"
+    assert "no backend named" in files["html"].read_text()
+
+
+def test_command_a_case_that_is_not_declared_leaves_its_level_reached() -> None:
+    result = _check("memory", "-o", "store=x", "--level", "shared", "--level", "core", "--match", "c13")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].split() == ["core", "reached", "5", "pass"]
+    assert lines[1].split() == ["shared", "unsupported", "2", "unsupported"]
+
+
+def test_command_help_names_every_level() -> None:
+    result = _check("--help")
+    assert result.exit_code == 0
+    for word in ("core", "batch", "memory", "lifecycle", "identity", "shared", "durable", "evict", "fault"):
+        assert word in result.output

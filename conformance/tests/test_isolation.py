@@ -1,0 +1,102 @@
+"""The supervisor survives what it runs: hangs, crashes, floods, and servers left behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from hicache_conformance.report import Report
+from hicache_conformance.runner import Plan, run
+
+
+def _survived(mutant: str, *, match: str, **changes: float) -> Report:
+    limits: dict[str, float] = {"budget_s": 60.0, "case_budget_s": 3.0} | changes
+    return run(Plan(subject=f"mutant={mutant}", levels=["core"], match=match, seed=1, **limits))  # type: ignore[arg-type]
+
+
+def _outcomes(report: Report) -> list[tuple[str, str]]:
+    return [(result.case.id, result.outcome) for result in report.results]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", ["hangs_for_ever", "hangs_holding_the_gil"])
+def test_isolation_a_call_that_hangs_fails_its_case_and_the_next_one_runs(mutant: str) -> None:
+    report = _survived(mutant, match="ten_gets or touch or usage")
+    assert _outcomes(report) == [
+        ("test_c13_usage_counts_the_pages_of_the_namespace", "pass"),
+        ("test_c13_touch_gives_nothing_and_changes_no_page", "fail"),
+        ("test_c3_ten_gets_of_one_page_give_it_each_time", "fail"),
+    ]
+    assert report.results[1].detail.startswith("still running after ")
+    assert "in batch_get" in report.results[1].detail
+    assert report.exit_status == 1
+
+
+def test_isolation_a_crash_fails_its_case_and_the_next_one_runs() -> None:
+    report = _survived("crashes", match="ten_gets or usage or contains_is_ok")
+    assert _outcomes(report) == [
+        ("test_c6_contains_is_ok_after_set_and_moves_no_bytes", "pass"),
+        ("test_c13_usage_counts_the_pages_of_the_namespace", "pass"),
+        ("test_c3_ten_gets_of_one_page_give_it_each_time", "fail"),
+    ]
+    assert report.results[2].detail.startswith("its process died of SIGSEGV")
+
+
+def test_isolation_an_exit_in_a_call_fails_its_case() -> None:
+    report = _survived("exits", match="ten_gets or usage")
+    assert [outcome for _, outcome in _outcomes(report)] == ["pass", "fail"]
+    assert report.results[1].detail.startswith("its process ended with status 0")
+
+
+def test_isolation_a_flood_of_output_is_read_and_thrown_away() -> None:
+    report = run(Plan(subject="mutant=floods_stdout", levels=["lifecycle"], match="c16 or closed", seed=1))
+    outcomes = dict(_outcomes(report))
+    flooded = "test_c16_no_process_state_is_changed_and_nothing_is_printed"
+    assert outcomes.pop(flooded) == "fail"
+    assert set(outcomes.values()) == {"pass"}
+
+
+def test_isolation_the_budget_ends_a_run_and_the_rest_is_not_run() -> None:
+    started = time.monotonic()
+    report = _survived("hangs_for_ever", match="test_c3 or test_c6", budget_s=6.0, case_budget_s=60.0)
+    assert time.monotonic() - started < 20
+    outcomes = [outcome for _, outcome in _outcomes(report)]
+    assert outcomes[0] == "fail"
+    assert set(outcomes[1:]) == {"not-run"}
+    assert report.results[-1].detail == "the budget of 6 s was spent"
+    assert report.verdict("core") == "not reached"
+
+
+@pytest.mark.slow
+def test_isolation_gives_up_after_four_lost_processes() -> None:
+    report = _survived("exits", match="set_then_get or c5_value or c4_a_value")
+    outcomes = [outcome for _, outcome in _outcomes(report)]
+    assert outcomes == ["fail"] * 4 + ["not-run"] * 5
+    assert "4 cases before it" in report.results[-1].detail
+
+
+def test_isolation_leaves_no_server_and_no_folder_behind() -> None:
+    before = {entry for entry in os.listdir(tempfile.gettempdir()) if entry.startswith("hicache-")}
+    report = _survived("crashes", match="ten_gets")
+    assert _outcomes(report) == [("test_c3_ten_gets_of_one_page_give_it_each_time", "fail")]
+    left = {entry for entry in os.listdir(tempfile.gettempdir()) if entry.startswith("hicache-")}
+    assert left <= before
+    assert _servers_below(os.getpid()) == []
+
+
+def _servers_below(parent: int) -> list[int]:
+    """Find memory servers whose environment names a temporary folder of this process's runs."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (entry / "cmdline").read_bytes().split(b"\0")
+            ancestor = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if b"hicache_conformance.memory.server" in command and ancestor in (parent, 1):
+            found.append(int(entry.name))
+    return found
