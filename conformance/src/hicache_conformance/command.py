@@ -69,16 +69,16 @@ def check(context: click.Context, /, name: str | None, **given: Any) -> None:
 
 
 # Distributions that add kinds of subjects add an option each; none of them is imported for that.
-for _point in kinds():
+# A parameter's name is an identifier, which a kind's need not be.
+_KINDS = {f"kind_{number}": point.name for number, point in enumerate(kinds())}
+for _parameter, _kind in _KINDS.items():
     check.params.append(
-        click.Option(
-            [f"--{_point.name}", f"kind_{_point.name}"], metavar="VALUE", help=f"Prove this {_point.name}."
-        )
+        click.Option([f"--{_kind}", _parameter], metavar="VALUE", help=f"Prove this {_kind}.")
     )
 
 
 def _subject(name: str | None, given: dict[str, Any]) -> str:
-    chosen = [f"{key[5:]}={value}" for key, value in given.items() if key.startswith("kind_") and value]
+    chosen = [f"{_KINDS[key]}={value}" for key, value in given.items() if key in _KINDS and value]
     chosen += [given["subject"]] if given["subject"] else []
     chosen += [f"backend={name}"] if name else []
     if len(chosen) != 1:

@@ -1,0 +1,129 @@
+"""The pytest side: three lines run the suite, refusals are tried, what is missing is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+THREE_LINES = """
+from hicache_conformance import Conformance
+class TestConformance(Conformance):
+    backend = "{backend}"
+    options = {options}
+"""
+
+
+def _run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+
+
+def test_plugin_three_lines_run_the_cases_and_sum_up_by_level(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=THREE_LINES.format(backend="memory", options="{'store': 'mine'}"))
+    result = _run(pytester, "-k", "c13 or c14_pages", "--hicache-seed=3")
+    result.assert_outcomes(passed=5, skipped=6, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(
+        ["core       reached      5 pass", "durable    reached      * unsupported", "seed 3"]
+    )
+
+
+def test_plugin_backend_option_runs_the_suite_anywhere(pytester: pytest.Pytester) -> None:
+    result = _run(
+        pytester,
+        "--hicache-backend=memory",
+        "--hicache-option=store=x",
+        "--hicache-level=batch",
+        "-k",
+        "hole_at",
+    )
+    assert result.parseoutcomes()["passed"] == 8
+    assert result.ret == 0
+
+
+def test_plugin_a_failing_backend_fails_with_the_bytes_named(pytester: pytest.Pytester) -> None:
+    result = _run(pytester, "--hicache-subject=mutant=shifted_hole", "-k", "hole_at_3")
+    result.assert_outcomes(failed=1, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(["batch      NOT reached  1 fail"])
+
+
+def test_plugin_an_undeclared_capability_is_tried_and_its_refusal_required(pytester: pytest.Pytester) -> None:
+    result = _run(pytester, "--hicache-subject=mutant=quiet_false", "-k", "c13_a_removed_key")
+    result.assert_outcomes(errors=1, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(["*C13: 'remove' is not declared, and the verb answered * quietly*"])
+
+
+UNAVAILABLE = """
+from hicache_conformance import BaseHarness
+class Missing(BaseHarness):
+    def available(self):
+        return "acme_server is not on PATH"
+"""
+
+CONFTEST = """
+from dataclasses import replace
+from hicache_conformance import subject
+from missing import Missing
+found = subject.find_subject
+subject.find_subject = lambda reference: replace(found(reference), harness=Missing)
+import hicache_conformance.plugin
+hicache_conformance.plugin.find_subject = subject.find_subject
+"""
+
+
+@pytest.mark.parametrize(("flags", "outcome"), [((), "skipped"), (("--hicache-required",), "errors")])
+def test_plugin_a_missing_prerequisite_is_not_run_and_fails_where_required(
+    pytester: pytest.Pytester, flags: tuple[str, ...], outcome: str
+) -> None:
+    pytester.makepyfile(
+        missing=UNAVAILABLE, conftest=CONFTEST, test_it=THREE_LINES.format(backend="memory", options="{}")
+    )
+    result = _run(pytester, "-k", "set_then_get", "-rsf", *flags)
+    assert result.parseoutcomes()[outcome] == 1
+    result.stdout.fnmatch_lines(["*not-run*acme_server is not on PATH*"])
+
+
+def test_plugin_without_a_backend_says_what_to_set(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_it="from hicache_conformance import Conformance\nclass TestIt(Conformance): pass"
+    )
+    result = _run(pytester, "-k", "set_then_get")
+    result.stdout.fnmatch_lines(["*set `backend` on the class, or pass --hicache-backend NAME*"])
+    assert result.ret != 0
+
+
+def test_plugin_a_bad_option_text_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    result = _run(pytester, "--hicache-backend=memory", "--hicache-option=store", "-k", "set_then_get")
+    result.stdout.fnmatch_lines(["*an option is written k=v, not 'store'*"])
+    assert result.ret != 0
+
+
+def test_plugin_leaves_other_tests_alone_and_does_not_load_the_suite(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_other="""
+        import sys
+        def test_b(): assert "hicache_conformance.conformance" not in sys.modules
+        def test_a(): assert "hypothesis.stateful" not in sys.modules
+        """
+    )
+    result = _run(pytester, "-v")
+    result.assert_outcomes(passed=2)
+    result.stdout.no_fnmatch_line("*hicache conformance*")
+    result.stdout.fnmatch_lines(["*test_b PASSED*", "*test_a PASSED*"])
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("hicache_conformance", ["pytest", "hypothesis", "pydantic", "click", "hicache_core"]),
+        ("hicache_conformance.memory.spec", ["pytest", "hypothesis", "pydantic", "click", "numpy", "torch"]),
+        ("hicache_conformance.memory.storage", ["pytest", "hypothesis", "click", "numpy", "torch"]),
+        ("hicache_conformance.command", ["hicache_file", "numpy", "torch", "pydantic"]),
+    ],
+)
+def test_light_modules_load_nothing_heavy(module: str, absent: list[str]) -> None:
+    program = f"import {module}, sys; print([name for name in {absent!r} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
