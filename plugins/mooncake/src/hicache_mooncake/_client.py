@@ -13,18 +13,22 @@ holds pages of others, which closing it would lose.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from hicache_core import BackendTimeout, BackendUnavailable, HostPool, Pages
 from hicache_core.bounce import run_apart
+from hicache_core.buffers import address_of, flat_view
 from hicache_core.errors import InvalidPages
 from hicache_core.lifecycle import VerbGate
 from hicache_mooncake import _preflight
 from hicache_mooncake._environment import native_environment, variables_of
-from hicache_mooncake._native import BACKEND, NO_ANSWER, code_text, load
+from hicache_mooncake._lifeline import Lifeline
+from hicache_mooncake._native import BACKEND, NO_ANSWER, RPC_FAIL, code_text, load
 from hicache_mooncake._regions import Regions
 from hicache_mooncake.options import MooncakeOptions
 
@@ -45,6 +49,7 @@ class Client:
         self.gate = VerbGate(BACKEND)
         self._timeout_s = timeout_s
         self._native: Any = None
+        self._lifeline: Lifeline | None = None
         self._replication: Any = None
         self._regions = Regions()
         self._registering = threading.Lock()
@@ -61,10 +66,21 @@ class Client:
         variables = self._variables()
         module = load(variables)
         _preflight.check_device(self.options)
-        hostname = _preflight.check_servers(self.options, deadline)
+        connection, hostname = _preflight.check_servers(self.options, deadline)
+        self._lifeline = Lifeline(connection)
+        try:
+            native = self._set_up_apart(module, hostname, variables, deadline)
+            self._replication = _replication(module, self.options, native)
+        except BaseException:
+            self._lifeline.close()
+            raise
+        self._native = native
+        self.gate.open()
+
+    def _set_up_apart(self, module: Any, hostname: str, variables: dict[str, str], deadline: float) -> Any:
         left = max(deadline - time.monotonic(), 0.1)
         try:
-            native = run_apart(
+            return run_apart(
                 lambda: self._set_up(module, hostname, variables),
                 left,
                 what=f"setting up a client of master {self.options.master}",
@@ -76,9 +92,6 @@ class Client:
                 value=f"within {self._timeout_s:g} s",
                 remedy="Look at its log (it may be stopped or hung), or raise timeout_s.",
             ) from error
-        self._replication = _replication(module, self.options, native)
-        self._native = native
-        self.gate.open()
 
     def _set_up(self, module: Any, hostname: str, variables: dict[str, str]) -> Any:
         native = module.MooncakeDistributedStore()
@@ -193,8 +206,7 @@ class Client:
 
     def exist(self, names: Sequence[str]) -> list[int]:
         """Ask for each object: 1, 0, or a negative code. Grants a lease, which counts as a use."""
-        with self.gate:
-            return _whole(self._native.batch_is_exist(names), len(names))
+        return self._ask(lambda: self._native.batch_is_exist(names), len(names))
 
     def get(self, names: Sequence[str], locs: Pages, trailers: Pages | None) -> list[int]:
         """Read objects into slots: the object's size, or a negative code."""
@@ -226,33 +238,66 @@ class Client:
         addresses, sizes, width = _buffers(locs, trailers)
         pages = max(1, _MAX_BUFFERS // width)
         if len(names) <= pages:
-            with self.gate:
-                return _whole(call(names, addresses, sizes, width), len(names))
+            return self._ask(lambda: call(names, addresses, sizes, width), len(names))
         codes: list[int] = []
         for start in range(0, len(names), pages):
             part = names[start : start + pages]
-            first, end = start * width, (start + len(part)) * width
-            with self.gate:
-                codes += _whole(call(part, addresses[first:end], sizes[first:end], width), len(part))
+            part_of = slice(start * width, (start + len(part)) * width)
+            codes += self._ask(partial(call, part, addresses[part_of], sizes[part_of], width), len(part))
             if codes[-1] in NO_ANSWER:
                 return codes + [codes[-1]] * (len(names) - len(codes))
         return codes
 
+    def replace(self, name: str, locs: Pages, trailers: Pages | None) -> int:
+        """Write one object in the place of whatever there is, a put that was never finished included; a code.
+
+        The library's upsert takes one buffer, so the page goes through a private one.
+        """
+        segments = [*locs.views(0), *(trailers.views(0) if trailers is not None else ())]
+        with mmap.mmap(-1, sum(map(len, segments))) as memory:
+            view = flat_view(memory)
+            at = 0
+            for segment in segments:
+                view[at : at + len(segment)] = segment
+                at += len(segment)
+            return self._replace_from(name, view)
+
+    def _replace_from(self, name: str, view: memoryview) -> int:
+        address = address_of(view)
+        with self._registering, self.gate:
+            if not self._holds():
+                return RPC_FAIL
+            self._register_range(address, len(view))
+            try:
+                (code,) = self._native.batch_upsert_from([name], [address], [len(view)], self._replication)
+            finally:
+                self._native.unregister_buffer(address)
+        return int(code)
+
     def remove(self, names: Sequence[str]) -> list[int]:
         """Remove objects, leased ones too: 0, or a negative code."""
-        with self.gate:
-            return _whole(self._native.batch_remove(names, True), len(names))
+        return self._ask(lambda: self._native.batch_remove(names, True), len(names))
 
     def remove_matching(self, pattern: str) -> int:
         """Remove objects whose names match, leased ones too; the count or a negative code."""
-        with self.gate:
-            return int(self._native.remove_by_regex(pattern, True))
+        return self._ask(lambda: [int(self._native.remove_by_regex(pattern, True))], 1)[0]
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Give each object's size; None where there is none or it is not complete."""
         with self.gate:
-            found = self._native.batch_get_replica_desc(names)
+            found = self._native.batch_get_replica_desc(names) if self._holds() else {}
         return [_object_size(found.get(name, ())) for name in names]
+
+    def _ask(self, call: Callable[[], Any], count: int) -> list[int]:
+        """Call natively if it is safe and the master is there; one code a key, whatever happens."""
+        with self.gate:
+            if not self._holds():
+                return [RPC_FAIL] * count
+            codes = call()
+        return codes if len(codes) == count else [-1] * count
+
+    def _holds(self) -> bool:
+        return self._lifeline is not None and self._lifeline.holds()
 
     # The end.
 
@@ -270,6 +315,8 @@ class Client:
         native, self._native = self._native, None
         if native is not None:
             native.close()
+        if self._lifeline is not None:
+            self._lifeline.close()
         self._regions = Regions()
 
     def abandon_in_child(self) -> None:
@@ -308,11 +355,6 @@ def _buffers(locs: Pages, trailers: Pages | None) -> tuple[list[int], list[int],
 
 def _nested(flat: Sequence[int], width: int) -> list[Sequence[int]]:
     return [flat[start : start + width] for start in range(0, len(flat), width)]
-
-
-def _whole(codes: Any, count: int) -> list[int]:
-    """Hold the library to one code a key; a short answer tells nothing about any of them."""
-    return codes if len(codes) == count else [-1] * count
 
 
 def _object_size(replicas: Iterable[Any]) -> int | None:

@@ -1,9 +1,11 @@
 """What this process has learnt about keys, so that the master need not be asked, or is not believed.
 
-Two hints with an expiry, and the keys being written at this moment:
+Hints with an expiry, and the keys being written at this moment:
 
 - absent: the master said so a moment ago. A set of such keys asks nothing first.
 - bad: a get has failed on the value. contains is not OK for it (C6), and a set replaces it (C4).
+- unfinished: a put was begun and not ended, here or elsewhere. Mooncake answers
+  another put with 0 and stores nothing, so a set of such a key makes sure.
 - writers: two sets of one key in one process take turns. Mooncake answers the
   second with 0 while the first still moves bytes, which would make OK a lie (C3).
 """
@@ -23,6 +25,8 @@ ABSENT_S = 30.0
 BAD_S = 30.0
 #: The owner of a page is dead: its segment leaves the master after client_ttl, 10 s by default.
 LOST_S = 12.0
+#: The master discards a put that was never ended after 30 s (put_start_discard_timeout_sec), at the next put.
+UNFINISHED_S = 60.0
 #: Hints are dropped all at once beyond this number; they only save time.
 MAX_KEYS = 1 << 17
 
@@ -33,6 +37,7 @@ class KnownKeys:
     def __init__(self) -> None:
         self._absent: dict[str, float] = {}
         self._bad: dict[str, tuple[Status, float]] = {}
+        self._unfinished: dict[str, float] = {}
 
     def note_absent(self, keys: Iterable[str]) -> None:
         """Remember that the master has no such object."""
@@ -72,8 +77,28 @@ class KnownKeys:
             for key in keys:
                 self._bad.pop(key, None)
 
+    def note_unfinished(self, keys: Iterable[str]) -> None:
+        """Remember that a put of these keys may hang in the master."""
+        if len(self._unfinished) > MAX_KEYS:
+            self._unfinished = {}
+        self._unfinished.update(dict.fromkeys(keys, time.monotonic() + UNFINISHED_S))
+
+    def unfinished(self, keys: Sequence[str]) -> set[int]:
+        """Give the positions of such keys."""
+        table = self._unfinished
+        if not table:
+            return set()
+        now = time.monotonic()
+        return {position for position, key in enumerate(keys) if table.get(key, 0.0) > now}
+
+    def forget_unfinished(self, keys: Iterable[str]) -> None:
+        """Forget it: the object is complete."""
+        if self._unfinished:
+            for key in keys:
+                self._unfinished.pop(key, None)
+
     def clear(self) -> None:
-        """Forget all."""
+        """Forget what was known of values; puts that hang go on doing so."""
         self._absent = {}
         self._bad = {}
 

@@ -44,32 +44,37 @@ def check_device(options: MooncakeOptions) -> None:
     raise InvalidOptions(BACKEND, [("device", complaint, "")])
 
 
-def check_servers(options: MooncakeOptions, deadline: float) -> str:
-    """Connect to whatever setup() will need; give the address by which others reach this machine.
+def check_servers(options: MooncakeOptions, deadline: float) -> tuple[socket.socket, str]:
+    """Connect to whatever setup() will need.
+
+    Returns: the connection to the server that calls go to, which stays open, and the
+        address by which others reach this machine.
 
     Raises: BackendUnavailable, naming the server and what to start.
     """
-    near = _connect(
-        options.master,
-        deadline,
-        f"master {options.master}",
-        "Start mooncake_master there, or correct the option master.",
-    )
-    if options.daemon:
-        _connect(
-            options.daemon,
-            deadline,
-            f"daemon {options.daemon}",
-            "Start mooncake_client on this machine, or correct the option daemon.",
-        )
-    elif options.metadata_server != P2P_HANDSHAKE:
+    if not options.daemon and options.metadata_server != P2P_HANDSHAKE:
         _connect(
             _metadata_address(options.metadata_server),
             deadline,
             f"metadata server {options.metadata_server}",
             "Start it (mooncake_master --enable_http_metadata_server=true has one), or use P2PHANDSHAKE.",
+        ).close()
+    connection = _connect(
+        options.master,
+        deadline,
+        f"master {options.master}",
+        "Start mooncake_master there, or correct the option master.",
+    )
+    near = str(connection.getsockname()[0])
+    if options.daemon:
+        connection.close()
+        connection = _connect(
+            options.daemon,
+            deadline,
+            f"daemon {options.daemon}",
+            "Start mooncake_client on this machine, or correct the option daemon.",
         )
-    return options.hostname or near
+    return connection, options.hostname or near
 
 
 def setup_failure(options: MooncakeOptions, code: int) -> HiCacheError:
@@ -90,12 +95,11 @@ def setup_failure(options: MooncakeOptions, code: int) -> HiCacheError:
     )
 
 
-def _connect(address: str, deadline: float, what: str, remedy: str) -> str:
+def _connect(address: str, deadline: float, what: str, remedy: str) -> socket.socket:
     host, port = split_address(address)
     timeout_s = max(0.05, min(_CONNECT_S, deadline - time.monotonic()))
     try:
-        with socket.create_connection((host, port), timeout_s) as connection:
-            return str(connection.getsockname()[0])
+        return socket.create_connection((host, port), timeout_s)
     except TimeoutError as error:
         raise _silent(what, f"no answer within {timeout_s:.1f} s", remedy) from error
     except OSError as error:

@@ -9,7 +9,7 @@ there the size decides.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hicache_core import Pages, Status
 from hicache_mooncake import _native
@@ -18,10 +18,12 @@ from hicache_mooncake._client import Client
 from hicache_mooncake._known import LOST_S, KnownKeys
 from hicache_mooncake._native import NO_ANSWER, STATUS_OF_CODE
 
-OK, MISS, ERROR = Status.OK, Status.MISS, Status.ERROR
+OK, ERROR = Status.OK, Status.ERROR
 
-#: A lease that ran out, or a connection that had gone stale, is worth one retry if it failed this quickly.
+#: A transfer that failed this quickly met a connection that had gone stale, and is tried once more.
 _QUICK_S = 0.5
+#: Into how many parts a batch is cut that moved more slowly than its leases last.
+_PARTS = 4
 #: How long a get waits for a page that another client is writing at this moment, and how often it looks.
 _PENDING_S = 1.0
 _PENDING_PAUSES_S = (0.002, 0.005, 0.01, 0.02)
@@ -35,6 +37,7 @@ class Reader:
         self._client = client
         self._known = known
         self._trailers = trailers
+        self._timeout_s = timeout_s
         self._pending_s = min(_PENDING_S, 0.5 * timeout_s)
 
     def get(self, names: Sequence[str], locs: Pages) -> list[Status]:
@@ -78,26 +81,32 @@ class Reader:
         self, names: Sequence[str], locs: Pages, trailers: Pages | None, codes: list[int], started: float
     ) -> None:
         """Ask again for what may go better now; corrects ``codes`` in place."""
-        quick = time.monotonic() - started < _QUICK_S
-        once = {_native.LEASE_EXPIRED, _native.TRANSFER_FAIL} if quick else set()
-        waiting = dict.fromkeys(self._known.bad(names))  # waited for in vain a moment ago
-        pauses = iter(_PENDING_PAUSES_S)
-        while True:
-            pending = [
-                i for i, code in enumerate(codes) if code == _native.REPLICA_IS_NOT_READY and i not in waiting
-            ]
-            if time.monotonic() - started > self._pending_s:
-                pending = []
-            again = sorted([*pending, *(i for i, code in enumerate(codes) if code in once)])
-            if not again:
-                return
-            if pending:
-                time.sleep(next(pauses, _LONGEST_PAUSE_S))
-            part = trailers.take(again) if trailers is not None else None
-            fresh = self._client.get([names[i] for i in again], locs.take(again), part)
-            for position, code in zip(again, fresh, strict=True):
+
+        def ask(positions: list[int]) -> None:
+            part = trailers.take(positions) if trailers is not None else None
+            fresh = self._client.get([names[i] for i in positions], locs.take(positions), part)
+            for position, code in zip(positions, fresh, strict=True):
                 codes[position] = code
-            once = set()
+
+        if time.monotonic() - started < _QUICK_S and (stale := _where(codes, _native.TRANSFER_FAIL)):
+            ask(stale)
+        self._ask_in_parts(codes, ask, started + self._timeout_s)
+        given_up = self._known.unfinished(names)  # waited for in vain a moment ago
+        pauses = iter(_PENDING_PAUSES_S)
+        while time.monotonic() - started < self._pending_s:
+            pending = [i for i in _where(codes, _native.REPLICA_IS_NOT_READY) if i not in given_up]
+            if not pending:
+                return
+            time.sleep(next(pauses, _LONGEST_PAUSE_S))
+            ask(pending)
+
+    def _ask_in_parts(self, codes: list[int], ask: Callable[[list[int]], None], deadline: float) -> None:
+        """Ask for pages whose lease ran out while the whole batch moved: a smaller one is done sooner."""
+        while (expired := _where(codes, _native.LEASE_EXPIRED)) and time.monotonic() < deadline:
+            size = max(1, len(expired) // _PARTS)
+            for start in range(0, len(expired), size):
+                if time.monotonic() < deadline:
+                    ask(expired[start : start + size])
 
     def _settle(self, names: Sequence[str], codes: Sequence[int], wanted: int) -> list[Status]:
         """Turn codes into statuses, and remember what must not be believed again."""
@@ -112,10 +121,10 @@ class Reader:
                 self._known.note_bad(names[position], Status.SIZE_MISMATCH)
             else:
                 statuses.append(STATUS_OF_CODE.get(code, ERROR))
-                if code in (_native.TRANSFER_FAIL, _native.REPLICA_IS_NOT_READY):
-                    self._known.note_bad(names[position], statuses[-1], LOST_S)
-        absent = _native.OBJECT_NOT_FOUND
-        self._known.note_absent(name for name, code in zip(names, codes, strict=True) if code == absent)
+                if code == _native.TRANSFER_FAIL:
+                    self._known.note_bad(names[position], ERROR, LOST_S)
+        self._known.note_absent(names[i] for i in _where(codes, _native.OBJECT_NOT_FOUND))
+        self._known.note_unfinished(names[i] for i in _where(codes, _native.REPLICA_IS_NOT_READY))
         return statuses
 
     def _sizes_where_unclear(self, names: Sequence[str], codes: Sequence[int]) -> dict[int, int | None]:
@@ -123,3 +132,7 @@ class Reader:
         if not unclear or NO_ANSWER & set(codes):
             return {}
         return dict(zip(unclear, self._client.sizes([names[i] for i in unclear]), strict=True))
+
+
+def _where(codes: Sequence[int], code: int) -> list[int]:
+    return [position for position, met in enumerate(codes) if met == code]

@@ -25,6 +25,11 @@ _NO_SPACE_PAUSE_S = 0.2
 _QUICK_S = 0.5
 
 
+#: How long another client may take to finish a put before it is taken over, and how often that is looked at.
+_PENDING_S = 1.0
+_PENDING_PAUSE_S = 0.02
+
+
 class Writer:
     """Writes objects of one client; thread-safe."""
 
@@ -33,6 +38,7 @@ class Writer:
         self._known = known
         self._trailers = trailers
         self._timeout_s = timeout_s
+        self._pending_s = min(_PENDING_S, 0.25 * timeout_s)
 
     def set(self, names: Sequence[str], locs: Pages) -> list[Status]:
         """Store slots under different names, unless a good value is there."""
@@ -40,29 +46,30 @@ class Writer:
         if alone is None:
             return [Status.TIMEOUT] * len(names)
         try:
-            absent = self._known.take_absent(names) if alone else [False] * len(names)
-            if False not in absent and not self._known.bad(names):
-                return self._store(names, locs)
-            return self._set_unknown(names, locs, absent)
+            absent = self._known.take_absent(names)
+            unfinished = self._known.unfinished(names)
+            if alone and False not in absent and not unfinished and not self._known.bad(names):
+                return self._store(names, locs, unfinished)
+            return self._set_unknown(names, locs, unfinished)
         finally:
             WRITERS.release(names)
 
-    def _set_unknown(self, names: Sequence[str], locs: Pages, absent: Sequence[bool]) -> list[Status]:
-        """Ask for the keys of which nothing is known, and store what is missing."""
-        asked = [i for i, known in enumerate(absent) if not known]
-        codes = self._client.exist([names[i] for i in asked]) if asked else []
-        if any(code < 0 for code in codes):
-            # Nothing was stored; the keys that were known to be absent would meet the same master.
-            status = STATUS_OF_CODE.get(min(codes), ERROR)
-            return [status] * len(names)
-        present = [i for i, code in zip(asked, codes, strict=True) if code == 1]
+    def _set_unknown(self, names: Sequence[str], locs: Pages, unfinished: set[int]) -> list[Status]:
+        """Ask which keys are there, replace what is bad, and store what is missing."""
+        codes = self._client.exist(names)
+        if min(codes) < 0:
+            return [STATUS_OF_CODE.get(min(codes), ERROR)] * len(names)
+        present = [i for i, code in enumerate(codes) if code == 1]
         replaced = self._replaceable(names, present, locs.nbytes)
-        self._client.remove([names[i] for i in sorted(replaced)]) if replaced else None
+        if replaced:
+            self._client.remove([names[i] for i in sorted(replaced)])
         kept = set(present) - replaced
+        self._known.forget_unfinished(names[i] for i in kept)
         statuses = [OK] * len(names)
         missing = [i for i in range(len(names)) if i not in kept]
         if missing:
-            stored = self._store([names[i] for i in missing], locs.take(missing))
+            hang = {place for place, i in enumerate(missing) if i in unfinished}
+            stored = self._store([names[i] for i in missing], locs.take(missing), hang)
             for position, status in zip(missing, stored, strict=True):
                 statuses[position] = status
         return statuses
@@ -76,18 +83,52 @@ class Writer:
         other = {i for i, size in zip(unsure, sizes, strict=True) if size is not None and size != wanted}
         return bad | other
 
-    def _store(self, names: Sequence[str], locs: Pages) -> list[Status]:
+    def _store(self, names: Sequence[str], locs: Pages, unfinished: set[int]) -> list[Status]:
         if self._trailers is None:
             codes = self._put(names, locs, None)
+            self._finish(names, locs, None, codes, unfinished)
         else:
             with self._trailers.lent(len(names)) as trailers:
                 self._trailers.seal(names, locs, trailers)
                 codes = self._put(names, locs, trailers)
+                self._finish(names, locs, trailers, codes, unfinished)
         if codes.count(0) == len(codes):
             self._known.forget_bad(names)
             return [OK] * len(names)
         self._known.forget_bad(name for name, code in zip(names, codes, strict=True) if code == 0)
+        # The master may hold what the put began, and answer the next one with 0.
+        self._known.note_unfinished(name for name, code in zip(names, codes, strict=True) if code < 0)
         return [OK if code == 0 else STATUS_OF_CODE.get(code, ERROR) for code in codes]
+
+    def _finish(
+        self,
+        names: Sequence[str],
+        locs: Pages,
+        trailers: Pages | None,
+        codes: list[int],
+        unfinished: set[int],
+    ) -> None:
+        """Make sure of puts that may have been answered without storing; corrects ``codes`` in place.
+
+        Whoever writes such an object is given time; then it is taken over.
+        """
+        unsure = [i for i in sorted(unfinished) if codes[i] == 0]
+        started = time.monotonic()
+        while unsure and not NO_ANSWER & set(codes):
+            found = self._client.exist([names[i] for i in unsure])
+            self._known.forget_unfinished(
+                names[i] for i, there in zip(unsure, found, strict=True) if there == 1
+            )
+            unsure = [i for i, there in zip(unsure, found, strict=True) if there != 1]
+            if time.monotonic() - started > self._pending_s:
+                break
+            if unsure:
+                time.sleep(_PENDING_PAUSE_S)
+        for i in unsure:
+            part = trailers.take([i]) if trailers is not None else None
+            codes[i] = self._client.replace(names[i], locs.take([i]), part)
+            if codes[i] == 0:
+                self._known.forget_unfinished([names[i]])
 
     def _put(self, names: Sequence[str], locs: Pages, trailers: Pages | None) -> list[int]:
         started = time.monotonic()

@@ -22,7 +22,9 @@ SPEC = BackendSpec(
     summary="pages in the memory of many machines, found through a Mooncake master",
     capabilities=Capabilities(
         shared=True,
-        eviction="approx",  # the master evicts by lease time, in portions
+        # The page whose lease ran out first goes first. A lease is renewed by a get and by touch, but also by
+        # contains, which "lru" and "approx" forbid.
+        eviction="ttl",
         remove=True,
         clear=True,
         checksum=True,  # open() narrows this without the option
