@@ -7,11 +7,12 @@ the order rotates, and the ratio is taken round by round. Bytecode is written by
 one run of each before the first round. The goal is in PAIRS: the floor must
 hold, the stretch is wanted; below the floor the exit status is 1.
 
-What limits each: `import hicache_core` loads names on first use, so it is the
-package's own file and importlib. `hicache backends` starts click and rich, as
-its opponent does, and on top reads the metadata of every distribution
-(importlib.metadata, which brings email and zipfile: about 20 ms) and imports the
-specs with the loader (about 15 ms).
+What limits each, on CPython 3.11 and two cores: `import hicache_core` takes 0.7 times
+pluggy's time, since names load on first use and importlib.metadata on the first scan.
+`hicache backends` takes 1.9 times with two backends and 2.1 with eight. Beyond
+click and rich (its opponent, 62 ms) it pays 19 ms for importlib.metadata, 5 ms for
+the metadata of the installed distributions, 14 ms for the loader and what it
+imports of the contract, under 1 ms for each backend's spec, and 10 ms for drawing.
 """
 
 from __future__ import annotations
