@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -115,3 +118,16 @@ def test_command_help_names_every_level() -> None:
     assert result.exit_code == 0
     for word in ("core", "batch", "memory", "lifecycle", "identity", "shared", "durable", "evict", "fault"):
         assert word in result.output
+
+
+def test_command_a_kind_with_a_dash_in_its_name_is_an_option(tmp_path: Path) -> None:
+    folder = tmp_path / "acme-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
+    (folder / "entry_points.txt").write_text("[hicache.conformance.subjects]\nacme-class = acme:subject\n")
+    script = "from hicache_conformance.command import check; check(['--help'])"
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (done.returncode, "--acme-class VALUE" in done.stdout, done.stderr) == (0, True, "")
