@@ -34,6 +34,8 @@ WORKERS = 8
 #: Keys a look asks for before it decides whether a prefix goes on.
 LOOK_AHEAD = 32
 MAX_BAD = 65_536
+#: Gets of an object that S3 says is there, before it is called damaged or unreadable: others may set and remove it.
+ATTEMPTS = 3
 
 #: How long a transfer may be silent before S3 is asked whether it is there at all.
 _SUSPECT_S = 0.25
@@ -79,14 +81,22 @@ class ObjectStore:
     def get(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
         """Get objects into private memory, judge them, copy the good ones into their slots."""
         statuses = [Status.SKIPPED] * len(keys)
-        self._in_stages(range(len(keys)), locs, statuses, deadline, lambda *a: self._get_stage(keys, locs, *a))
-        unclear = [position for position, status in enumerate(statuses) if status in _UNCLEAR]
-        looks = self._each(lambda position: self._look(keys[position], deadline, locs.nbytes), unclear)
-        for position, (status, found) in zip(unclear, looks, strict=True):
-            if status is not _OK:
-                statuses[position] = status
-            if found is not None and statuses[position] in (Status.CORRUPT, Status.SIZE_MISMATCH):
-                self._condemn(self._name(keys[position]), found.etag)
+        asked: Sequence[int] = range(len(keys))
+        for attempt in range(ATTEMPTS):
+            self._in_stages(asked, locs, statuses, deadline, lambda *a: self._get_stage(keys, locs, *a))
+            unclear = [position for position in asked if statuses[position] in _UNCLEAR]
+            looks = self._each(lambda position: self._look(keys[position], deadline, locs.nbytes), unclear)
+            asked = []
+            for position, (status, found) in zip(unclear, looks, strict=True):
+                if status is _OK and attempt < ATTEMPTS - 1:
+                    asked.append(position)  # it was set, or set anew, in between
+                    continue
+                if status is not _OK:
+                    statuses[position] = status
+                if found is not None and statuses[position] in (Status.CORRUPT, Status.SIZE_MISMATCH):
+                    self._condemn(self._name(keys[position]), found.etag)
+            if not asked:
+                break
         return statuses
 
     def set(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:

@@ -80,7 +80,7 @@ class Seaweed:
         (self._folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
         self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
         self.boot()
-        self._await(lambda: self._filer("PUT", f"/buckets/{BUCKET}/"), "take a bucket")
+        self._filer("PUT", f"/buckets/{BUCKET}/")
 
     def boot(self) -> None:
         """Start the process on the same folder and ports and wait until it answers."""
@@ -91,6 +91,7 @@ class Seaweed:
         arguments += [f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-volume.max=20"]
         arguments += [f"-s3.config={folder / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
         arguments += [f"-filer.localSocket={folder / 'filer.sock'}", f"-s3.localSocket={folder / 's3.sock'}"]
+        arguments += ["-master.electionTimeout=1s", "-master.heartbeatInterval=100ms"]  # 17 s to restart otherwise
         arguments += ["-master.volumeSizeLimitMB=64", "-master.telemetry=false", "-volume.minFreeSpace=100MiB"]
         with open(folder / "log", "ab") as log:
             self._process = subprocess.Popen(
@@ -103,6 +104,7 @@ class Seaweed:
             )
         self._await(lambda: self._filer("GET", "/"), "answer")
         self._await(self._answers_s3, "answer S3 requests")
+        self._await(self._serves, "store and give back a value")
 
     def kill(self) -> None:
         """End the process as by kill -9."""
@@ -132,6 +134,10 @@ class Seaweed:
         folder, self._folder = self._folder, None
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+        for part in ("master", "volume", "filer", "s3"):  # weed puts these there and leaves them
+            port = self._ports.get(f"{part}.port.grpc")
+            with contextlib.suppress(OSError):
+                os.unlink(f"/tmp/seaweedfs-{part}-grpc-{port}.sock")
 
     def read(self, key: str) -> bytes | None:
         """Read an object through the filer, round S3."""
@@ -168,6 +174,12 @@ class Seaweed:
             pass
         with contextlib.suppress(urllib.error.HTTPError):
             urllib.request.urlopen(self.endpoint, timeout=2.0).close()
+
+    def _serves(self) -> None:
+        path, value = "/probe/value", os.urandom(8192)  # large enough to need a volume
+        self._filer("PUT", path, value)
+        if self._filer("GET", path) != value:
+            raise ConnectionError("a value that was written is not there yet")
 
     def _await(self, attempt: object, what: str) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
