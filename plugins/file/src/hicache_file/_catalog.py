@@ -262,17 +262,14 @@ class Catalog:
             alive = _usable(segment, records)
             flags = np.frombuffer(dead, np.uint8, len(records))
             if flags.any():
-                bad = records[(flags == DAMAGED) & alive, :CHECK]
-                damaged.extend(row.tobytes() for row in bad)
+                damaged.extend(_damaged(records, flags))
                 alive &= flags == 0
             numbers = np.flatnonzero(alive)
             words.append(records[numbers, :CHECK])
             places.append(numbers + (segment.ordinal << RECORD_BITS))
         if words:
             self.index.load(np.concatenate(words), np.concatenate(places))
-        if damaged:
-            missing = self.index.find(damaged)
-            self.index.damaged.update(d for d, place in zip(damaged, missing, strict=True) if place == ABSENT)
+        self.index.damaged.update(damaged)
 
     def _add(self, segment: Segment, records: Words) -> int:
         count = len(records)
@@ -309,12 +306,13 @@ class Catalog:
         self.create(segment)
         if not final:
             self._growing.append(segment)
-        alive = _usable(segment, records) & (np.frombuffer(dead, np.uint8, len(records)) == 0)
-        numbers = np.flatnonzero(alive).tolist()
+        flags = np.frombuffer(dead, np.uint8, len(records))
+        numbers = np.flatnonzero(_usable(segment, records) & (flags == 0)).tolist()
         raw = records[:, :CHECK].tobytes()
         start = segment.ordinal << RECORD_BITS
         self.index.insert([raw[16 * n : 16 * n + 16] for n in numbers], [start + n for n in numbers])
         segment.count = len(records)
+        self.index.damaged.update(_damaged(records, flags))
 
     def _unearth(self, segment: Segment, value: int) -> None:
         """Somebody buried a record of this segment."""
@@ -348,17 +346,27 @@ class Catalog:
             self._sweep()
             places = self.index.live_places()
             ordinals = places >> RECORD_BITS
-            nbytes = 0
+            pages = nbytes = 0
             for ordinal in np.unique(ordinals).tolist():
                 segment = self._by_ordinal[ordinal]
                 numbers = places[ordinals == ordinal] & RECORD_MASK
-                handle = self.space.handles.take(segment)
                 try:
-                    records = self.records(segment, handle.idx, 0, int(numbers.max()))
-                finally:
-                    self.space.handles.give(handle)
+                    handle = self.space.handles.take(segment)
+                    try:
+                        records = self.records(segment, handle.idx, 0, int(numbers.max()))
+                    finally:
+                        self.space.handles.give(handle)
+                except (FileNotFoundError, ValueError):
+                    self.forget(segment)
+                    continue
+                pages += len(numbers)
                 nbytes += int(records[numbers, LENGTH].sum())
-            return len(places), nbytes
+            return pages, nbytes
+
+
+def _damaged(records: Words, flags: np.ndarray) -> list[bytes]:
+    """Give the digests of records that are flagged as damaged."""
+    return [row.tobytes() for row in records[flags == DAMAGED, :CHECK]]
 
 
 def _usable(segment: Segment, records: Words) -> np.ndarray:

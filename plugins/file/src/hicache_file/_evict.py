@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -34,6 +34,8 @@ from hicache_file._segment import read_header
 
 #: Victims that are judged together, and the most bytes of them.
 GROUP, GROUP_NBYTES = 4, 128 << 20
+#: Listing again finds what an earlier pass has moved because all of it was in use.
+_LISTS = 3
 #: With fewer segments to choose from, victims go one at a time.
 _FEW = 4 * GROUP
 #: Waiting for a namespace's lock while the root's is held.
@@ -60,27 +62,25 @@ class Evictor:
         self._listed = 0
         self._space: tuple[str, Folder, EpochFile | None] | None = None
 
-    def make_room(self, ledger: Ledger, nbytes: int, floor: int) -> None:
+    def make_room(self, ledger: Ledger, nbytes: int, spared: Collection[bytes]) -> None:
         """Evict until nbytes more fit the budget; nothing without one.
 
         Args:
-            floor: segments of this sequence and above stay (0: none such).
+            spared: ids of segments that stay.
 
         Raises:
             OSError: ENOSPC when nothing is left to evict.
         """
-        listed = False
+        lists = 0
         while ledger.capacity and ledger.used + nbytes > ledger.capacity:
-            group = (
-                self._next_group(ledger, floor) if len(self._victims) >= self._group(ledger) or listed else []
-            )
+            group = self._next_group(ledger, spared)
             for _, members in groupby(group, attrgetter("namespace")):
                 self._evict(ledger, list(members))
-            if not group and listed:
+            if not group and lists == _LISTS:
                 raise OSError(errno.ENOSPC, "nothing is left to evict")
             if not group:
                 self._victims = deque(self._list(ledger))
-                self._listed, listed = len(self._victims), True
+                self._listed, lists = len(self._victims), lists + 1
 
     def close(self) -> None:
         """Give descriptors back."""
@@ -96,14 +96,13 @@ class Evictor:
             return 1
         return max(1, min(GROUP, GROUP_NBYTES // max(1, ledger.capacity // 128)))
 
-    def _next_group(self, ledger: Ledger, floor: int) -> list[Victim]:
+    def _next_group(self, ledger: Ledger, spared: Collection[bytes]) -> list[Victim]:
         """Take the next victims that are sealed."""
         group: list[Victim] = []
         while self._victims and len(group) < self._group(ledger):
-            if floor and self._victims[0].sequence >= floor:
-                break
             victim = self._victims.popleft()
-            if not ledger.is_registered(bytes.fromhex(victim.name)):
+            segment_id = bytes.fromhex(victim.name)
+            if segment_id not in spared and not ledger.is_registered(segment_id):
                 group.append(victim)
         return sorted(group, key=attrgetter("namespace", "sequence"))
 

@@ -49,7 +49,7 @@ class PageIndex:
 
     def __init__(self) -> None:
         self._state: tuple[dict[bytes, int], _Base] = ({}, _EMPTY)
-        #: Digests whose only copies are damaged.
+        #: Digests of which some copy is damaged: what a key is when no live copy is found.
         self.damaged: set[bytes] = set()
         #: Digests on which a get has found another size; an OK get or set takes them out.
         self.mismatched: set[bytes] = set()
@@ -110,8 +110,10 @@ class PageIndex:
                 self._replace(digest, spares.pop() if spares else ABSENT)
         if not spares:
             self.spare.pop(digest, None)
-        if damaged and self.find([digest]) == [ABSENT]:
+        if damaged:
             self.damaged.add(digest)
+        else:
+            self.damaged.discard(digest)
         return known
 
     def copies(self, digest: bytes) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import logging
 import os
 import pwd
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ from hicache_file._writer import Writer, WriterSettings
 
 if TYPE_CHECKING:
     from hicache_file.options import FileOptions
+
+_log = logging.getLogger("hicache_file")
 
 #: A budget holds at least so many of the largest page.
 PAGES_IN_CAPACITY = 16
@@ -247,15 +250,15 @@ def open_root(
         raise _typed(error, options) from error
 
 
-def check_pool(opened: Opened, pool: HostPool) -> None:
-    """Refuse a pool whose pages the budget is too small for.
+def check_pool(capacity: int, pool: HostPool) -> None:
+    """Refuse a pool whose pages the budget (0: none) is too small for.
 
     Raises:
         InvalidOptions: naming the least budget that works.
     """
-    capacity, nbytes = opened.capacity, pool.component.page_nbytes
+    nbytes = pool.component.page_nbytes
     least = PAGES_IN_CAPACITY * nbytes
-    if opened.writer is not None and 0 < capacity < least:
+    if 0 < capacity < least:
         complaint = (
             f"capacity={capacity} bytes is too small for pages of {nbytes} bytes of component "
             f"'{pool.component.name}'; the least is {least} bytes ({PAGES_IN_CAPACITY} pages)"
@@ -298,6 +301,13 @@ def _prepare(opened: Opened, current: Callable[[], Catalog]) -> None:
     with root.held(config.timeout_s) as ledger:
         ledger.recount()
         if options.capacity is not None and options.capacity != ledger.capacity:
+            if ledger.capacity:
+                _log.info(
+                    "the budget of '%s' is now %d bytes; it was %d",
+                    options.root,
+                    options.capacity,
+                    ledger.capacity,
+                )
             ledger.capacity = options.capacity
         ledger.begin()
         namespace = config.namespace

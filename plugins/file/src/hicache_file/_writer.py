@@ -14,7 +14,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -67,8 +67,8 @@ class Batch:
     statuses: list[Status]
     places: list[int]
     """Where each page was put, as soon as it is there."""
-    floor: int = 0
-    """The sequence of the oldest segment that this batch wrote to, which its later pages must not evict."""
+    touched: set[bytes] = field(default_factory=set)
+    """Segments that this batch wrote to, which its later pages must not evict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Writer:
         count = min(stop - start, lane.fits(batch.nbytes))
         if segment is None or handle is None or segment.table is None or count < 1:
             raise NoRoom("a new segment takes no page")
-        batch.floor = min(batch.floor or segment.header.sequence, segment.header.sequence)
+        batch.touched.add(segment.header.id)
         sums: list[int] | None = [] if self._settings.checksum else None
         per = batch.buffers_per_page
         views = batch.views[start * per : (start + count) * per]
@@ -231,7 +231,7 @@ class Writer:
             while True:
                 total = nbytes + journal_nbytes(journal_room(nbytes))
                 try:
-                    self.evictor.make_room(ledger, total, batch.floor)
+                    self.evictor.make_room(ledger, total, batch.touched)
                     self._open(lane, ledger, catalog, nbytes)
                     return
                 except OSError as error:

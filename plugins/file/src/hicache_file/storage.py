@@ -53,10 +53,12 @@ class HiCacheFile(HiCacheStorage):
 
     def open(self, pools: Sequence[HostPool] = ()) -> None:
         self._gate.check_new()
+        for pool in pools:
+            check_pool(self.options.capacity or 0, pool)
         opened = open_root(self.config, self.options, self.capabilities, lambda: self._current())
         try:
             for pool in pools:
-                check_pool(opened, pool)
+                check_pool(opened.capacity, pool)
             self._opened = opened
             self.capabilities = opened.capabilities
             self._catalog = opened.catalog
@@ -67,7 +69,7 @@ class HiCacheFile(HiCacheStorage):
 
     def add_pool(self, pool: HostPool) -> None:
         self._gate.check()
-        check_pool(self._state(), pool)
+        check_pool(self._state().capacity, pool)
         super().add_pool(pool)
 
     def batch_contains(self, keys: Sequence[str]) -> list[Status]:
