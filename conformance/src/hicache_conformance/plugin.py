@@ -265,7 +265,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             counts = ", ".join(
                 f"{found.count(o)} {o}" for o in ("pass", "fail", "unsupported", "not-run") if o in found
             )
-            reached = "reached" if not {"fail", "not-run"} & set(found) else "NOT reached"
+            reached = "reached" if "pass" in found else "unsupported"
+            reached = "NOT reached" if {"fail", "not-run"} & set(found) else reached
             terminalreporter.write_line(f"{level:10} {reached:12} {counts}")
     terminalreporter.write_line(f"seed {run.seed}")
 

@@ -186,7 +186,7 @@ class PrintsNatively(MemoryStorage):
         return super().batch_set(keys, locs)
 
 
-@breaks("C16", "lifecycle")
+@breaks("C16", "lifecycle", match="c16")
 class RegistersAtExit(MemoryStorage):
     """Each instance leaves an exit handler.
 

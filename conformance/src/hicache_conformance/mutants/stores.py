@@ -58,7 +58,7 @@ class PagesAreGivenOutAtClose(MemoryStorage):
         super().close()
 
 
-@breaks("C14", "durable")
+@breaks("C14", "durable", match="removed_pages or killed")
 class JournalIsNotFlushed(Store):
     """OK before the record has left the process.
 
@@ -73,7 +73,7 @@ class JournalIsNotFlushed(Store):
             journal.flush = flush  # type: ignore[method-assign]
 
 
-@breaks("C14", "durable")
+@breaks("C14", "durable", match="removed_pages or cleared_pages")
 class RemovalsComeBack(Store):
     """Removed and cleared pages are there again after a restart.
 
@@ -120,7 +120,7 @@ class CapacityIsIgnored(Store):
         return True
 
 
-@breaks("C15", "evict")
+@breaks("C15", "evict", match="outlives")
 class EvictsFirstInFirstOut(Store):
     """Declared lru, evicts by age.
 

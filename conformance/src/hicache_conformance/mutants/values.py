@@ -195,7 +195,7 @@ class MissIsAHit(MemoryStorage):
         return [OK if status is MISS else status for status in super().batch_get(keys, locs)]
 
 
-@breaks("C4", "shared", "durable")
+@breaks("C4", "shared", "durable", match="killed or kill_in")
 class StoresInTwoSteps(MemoryStorage):
     """A process killed in a set leaves half a page.
 
