@@ -91,14 +91,15 @@ class PageIndex:
             self.merge()
 
     def load(self, words: NDArray[np.uint64], places: Places) -> None:
-        """Add many pages at once; (n, 2) digest words."""
-        overlay, base = self._state
-        first = np.concatenate([base.first, words[:, 0]])
-        second = np.concatenate([base.second, words[:, 1]])
-        self._settle(dict(overlay), first, second, np.concatenate([base.place, places]))
+        """Fill an empty index; (n, 2) digest words, of which keys may repeat."""
+        self._settle({}, words[:, 0], words[:, 1], places)
 
-    def remove(self, digest: bytes, place: int, *, damaged: bool = False) -> bool:
-        """Forget one copy of a key; a spare takes its place. False when it was not known."""
+    def remove(self, digest: bytes, place: int, *, damaged: bool | None = None) -> bool:
+        """Forget one copy of a key; a spare takes its place. False when it was not known.
+
+        Args:
+            damaged: whether it is known to be damaged; None where it is merely gone.
+        """
         (current,) = self.find([digest])
         spares = self.spare.get(digest, [])
         if place in spares:
@@ -112,7 +113,7 @@ class PageIndex:
             self.spare.pop(digest, None)
         if damaged:
             self.damaged.add(digest)
-        else:
+        elif damaged is not None:
             self.damaged.discard(digest)
         return known
 
