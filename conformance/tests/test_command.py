@@ -113,6 +113,39 @@ def test_command_a_case_that_is_not_declared_leaves_its_level_reached() -> None:
     assert lines[1].split() == ["shared", "unsupported", "2", "unsupported"]
 
 
+def test_command_another_distribution_adds_a_kind_of_subject_and_its_option(tmp_path: Path) -> None:
+    (tmp_path / "acme_kind.py").write_text(
+        "from dataclasses import replace\n"
+        "from hicache_conformance.subject import find_subject\n"
+        "def subject(text): return replace(find_subject('memory'), name=text, reference=f'acme-class={text}')\n"
+    )
+    info = tmp_path / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[hicache.conformance.subjects]\nacme-class = acme_kind:subject\n")
+    command = [sys.executable, "-m", "hicache_conformance", "--acme-class", "acme:Store"]
+    command += [
+        "--level",
+        "shared",
+        "--match",
+        "second_process_sees",
+        "--json",
+        str(tmp_path / "report.json"),
+    ]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["subject"], report["backend"]["name"]) == ("acme-class=acme:Store", "acme:Store")
+    assert [case["outcome"] for case in report["cases"]] == ["pass"]
+
+
+def test_command_two_subjects_are_refused() -> None:
+    result = _check("memory", "--subject", "mutant=prints")
+    assert result.exit_code == 2
+    assert "name one backend to check, not 2 things: mutant=prints, backend=memory" in result.output
+
+
 def test_command_help_names_every_level() -> None:
     result = _check("--help")
     assert result.exit_code == 0

@@ -85,6 +85,24 @@ def test_plugin_a_missing_prerequisite_is_not_run_and_fails_where_required(
     result.stdout.fnmatch_lines(["*not-run*acme_server is not on PATH*"])
 
 
+OWN_SUBJECT = """
+from dataclasses import replace
+from hicache_conformance import Conformance
+from hicache_conformance.subject import find_subject
+class TestForeign(Conformance):
+    subject = replace(find_subject("memory"), name="foreign", reference="")
+"""
+
+
+def test_plugin_a_subject_of_ones_own_runs_and_what_needs_to_find_it_is_not_run(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(test_it=OWN_SUBJECT)
+    result = _run(pytester, "-k", "set_then_get or c16 or second_process_sees", "-rs")
+    result.assert_outcomes(passed=1, skipped=2, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(["*not-run: no other process can find this subject*"])
+
+
 def test_plugin_without_a_backend_says_what_to_set(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="from hicache_conformance import Conformance\nclass TestIt(Conformance): pass"

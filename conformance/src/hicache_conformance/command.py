@@ -72,19 +72,17 @@ def check(context: click.Context, /, name: str | None, **given: Any) -> None:
 # A parameter's name is an identifier, which a kind's need not be.
 _KINDS = {f"kind_{number}": point.name for number, point in enumerate(kinds())}
 for _parameter, _kind in _KINDS.items():
-    check.params.append(
-        click.Option([f"--{_kind}", _parameter], metavar="VALUE", help=f"Prove this {_kind}.")
-    )
+    _option = click.Option([f"--{_kind}", _parameter], metavar="VALUE", help=f"Prove this {_kind}.")
+    check.params.append(_option)
 
 
 def _subject(name: str | None, given: dict[str, Any]) -> str:
-    chosen = [f"{_KINDS[key]}={value}" for key, value in given.items() if key in _KINDS and value]
+    chosen = [f"{kind}={given[parameter]}" for parameter, kind in _KINDS.items() if given.get(parameter)]
     chosen += [given["subject"]] if given["subject"] else []
     chosen += [f"backend={name}"] if name else []
     if len(chosen) != 1:
-        raise click.UsageError(
-            "name one backend to check" + (f", not {' and '.join(chosen)}" if chosen else "")
-        )
+        more = f", not {len(chosen)} things: {', '.join(chosen)}" if chosen else ""
+        raise click.UsageError(f"name one backend to check{more}")
     return chosen[0]
 
 

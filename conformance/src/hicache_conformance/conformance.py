@@ -15,6 +15,7 @@ from hicache_conformance.levels.lifecycle import LifecycleLevel
 from hicache_conformance.levels.memory import MemoryLevel
 from hicache_conformance.levels.shared import SharedLevel
 from hicache_conformance.levels.threads import ThreadsLevel
+from hicache_conformance.subject import Subject
 
 
 class Conformance(
@@ -29,7 +30,12 @@ class Conformance(
     ThreadsLevel,
     FaultLevel,
 ):
-    """Every case of the suite; name the backend, and give options where its harness needs them."""
+    """Every case of the suite; name the backend, and give options where its harness needs them.
+
+    ``subject`` instead of ``backend`` takes anything that storages can be built
+    for, a foreign class behind an adapter for example.
+    """
 
     backend: ClassVar[str | None] = None
+    subject: ClassVar[Subject | None] = None
     options: ClassVar[Mapping[str, Any]] = {}

@@ -27,7 +27,7 @@ from hicache_conformance.bench import Bench, Site  # noqa: E402
 from hicache_conformance.cases import LEVELS, Case, Outcome, case_of, not_run, outcome_of_skip, unsupported  # noqa: E402
 from hicache_conformance.events import Events  # noqa: E402
 from hicache_conformance.refusals import REFUSALS  # noqa: E402
-from hicache_conformance.subject import find_subject, reason_of  # noqa: E402
+from hicache_conformance.subject import Subject, find_subject, reason_of  # noqa: E402
 from hicache_core import HiCacheError  # noqa: E402
 from hicache_core.errors import BackendIncompatible  # noqa: E402
 
@@ -151,7 +151,8 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 def _site(request: pytest.FixtureRequest) -> Site:
     config, owner = request.config, request.cls
     run = config.stash[_RUN]
-    reference = getattr(owner, "backend", None) or _reference(config)
+    own: Subject | None = getattr(owner, "subject", None)
+    reference = own.name if own else getattr(owner, "backend", None) or _reference(config)
     if not reference:
         raise pytest.UsageError("no backend: set `backend` on the class, or pass --hicache-backend NAME")
     given = dict(getattr(owner, "options", {})) | parse_options(config.getoption("hicache_option"))
@@ -160,7 +161,8 @@ def _site(request: pytest.FixtureRequest) -> Site:
         pytest.fail(run.unusable[name], pytrace=False)
     if name not in run.sites:
         try:
-            run.sites[name] = _bring_up(run, reference, given, required=config.getoption("hicache_required"))
+            required = config.getoption("hicache_required")
+            run.sites[name] = _bring_up(run, own or reference, given, required=required)
         except (HiCacheError, ImportError, AttributeError) as error:
             run.unusable[name] = reason_of(error)
             if not isinstance(error, BackendIncompatible):
@@ -170,9 +172,9 @@ def _site(request: pytest.FixtureRequest) -> Site:
     return run.sites[name]
 
 
-def _bring_up(run: _Run, reference: str, given: dict[str, Any], *, required: bool) -> Site:
+def _bring_up(run: _Run, found: Subject | str, given: dict[str, Any], *, required: bool) -> Site:
     run.tell("starting")
-    subject = find_subject(reference)
+    subject = find_subject(found) if isinstance(found, str) else found
     site = Site(subject, given, run.seed, run.slack_s, run.recovery_s)
     reason = site.harness.available()
     if reason:
