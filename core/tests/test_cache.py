@@ -72,10 +72,10 @@ def test_a_page_is_there_when_all_components_of_its_name_have_it() -> None:
     groups = [a_pool(component=a_component(64, shard=Shard(heads=(at, at + 1, 2)))) for at in range(2)]
     with a_cache(None, *groups) as cache:
         cache.set(["a", "b"], filled(groups[0], 0, 1))
-        cache.set(["a"], filled(groups[1], 2))
+        cache.set(["a", "c"], filled(groups[1], 2, 3))
         assert cache.exists(["a", "b"]) == 1
-        assert cache.contains(["a", "b"]) == [OK, MISS]
-        assert cache.remove(["a", "b"]) == [OK, OK]
+        assert cache.contains(["a", "b", "c", "d"]) == [OK, MISS, MISS, MISS]
+        assert cache.remove(["a", "b", "d"]) == [OK, OK, MISS]
         assert cache.contains(["a", "b"]) == [MISS, MISS]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -77,8 +79,18 @@ def test_a_quantile_without_calls_is_nothing() -> None:
     assert Counters().snapshot()["get"].quantile_s(0.5) == 0.0
 
 
+@pytest.fixture
+def hasty() -> Iterator[None]:
+    """Let threads change places as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hasty")
 def test_nothing_is_lost_under_eight_threads() -> None:
-    counters, rounds = Counters(), 3000
+    counters, rounds = Counters(), 2000
 
     def work() -> None:
         for _ in range(rounds):

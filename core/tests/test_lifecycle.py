@@ -121,7 +121,7 @@ def test_c12_close_waits_for_running_verbs_and_refuses_new_ones() -> None:
     gate = an_open_gate()
     closed: list[bool] = []
     with running_verbs(gate, 3) as leave:
-        closer = threading.Thread(target=lambda: closed.append(gate.close(WAIT_S)))
+        closer = threading.Thread(target=lambda: closed.append(gate.close(10 * WAIT_S)))
         closer.start()
         while not gate.is_closed:
             pass

@@ -283,7 +283,7 @@ class Guard:
     def _settled(self, verb: str, answer: Any, count: int) -> list[Status]:
         """Hold an answer to C1: exactly one Status a key, else nothing in it can be believed."""
         if is_answer(answer, count):
-            return list(answer)
+            return answer  # type: ignore[no-any-return]
         if type(answer) is Status:
             return [answer] * count
         self._odd_answer(verb, answer)

@@ -360,10 +360,8 @@ def _overlap(a: Segment, b: Segment, num_pages: int) -> bool:
     ahead = b.address - a.address
     if a.stride == b.stride:  # then only the two pages around the start of b come near
         nearest = ahead // a.stride
-        return any(
-            abs(pages) < num_pages and -b.nbytes < ahead - pages * a.stride < a.nbytes
-            for pages in (nearest, nearest + 1)
-        )
+        gaps = (ahead - nearest * a.stride, ahead - (nearest + 1) * a.stride)
+        return any(-b.nbytes < gap < a.nbytes for gap in gaps)
     starts = [(s.address + page * s.stride, s.nbytes) for page in range(num_pages) for s in (a, b)]
     starts.sort()
     return any(start + nbytes > after for (start, nbytes), (after, _) in pairwise(starts))
