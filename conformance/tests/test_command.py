@@ -117,7 +117,8 @@ def test_command_another_distribution_adds_a_kind_of_subject_and_its_option(tmp_
     (tmp_path / "acme_kind.py").write_text(
         "from dataclasses import replace\n"
         "from hicache_conformance.subject import find_subject\n"
-        "def subject(text): return replace(find_subject('memory'), name=text, reference=f'acme-class={text}')\n"
+        "def subject(text):\n"
+        "    return replace(find_subject('memory'), name=text, reference=f'acme-class={text}')\n"
     )
     info = tmp_path / "acme-1.0.dist-info"
     info.mkdir()

@@ -39,9 +39,8 @@ def main() -> int:
     today = datetime.now(timezone.utc).date().isoformat()
     out = sys.stdout
     out.write(f"{today}: {len(names)} mutants, each against the whole suite.\n\n")
-    out.write(
-        "| mutant | breaks | cases that failed | of levels | the first of its clause |\n|---|---|---|---|---|\n"
-    )
+    out.write("| mutant | breaks | cases that failed | of levels | the first of its clause |\n")
+    out.write("|---|---|---|---|---|\n")
     missed = 0
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for name, report in zip(names, pool.map(check, names), strict=True):
