@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ HEAVY = (
 )
 
 
+@cache
 def loaded_by(statement: str) -> set[str]:
     script = (
         f"import sys; before = set(sys.modules)\n{statement}\nimport json; print(json.dumps([*sys.modules]))"

@@ -50,13 +50,13 @@ def model_reach(query: ComponentQuery, present: Sequence[bool]) -> tuple[int, ..
     return tuple(length for length in range(1, len(present) + 1) if allowed_by(query, present, length))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(query=queries, present=flags)
 def test_reach_gives_every_length_that_the_policy_allows(query: ComponentQuery, present: list[bool]) -> None:
     assert reach(query, present) == model_reach(query, present)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     kv=st.none() | flags,
     pages=st.integers(0, 14),
