@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
-from math import prod
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from hicache_core.buffers import address_of, flat_view, view_at
 from hicache_core.errors import InvalidPages
+from hicache_core.layouts import halves_of, parts_of
 
 if TYPE_CHECKING:
     from hicache_core.identity import Component
@@ -111,8 +111,9 @@ class HostPool:
         Raises:
             InvalidPages: an unknown layout, a strided tensor, or sizes that do not divide.
         """
-        halves = _tensor_halves(tensor, layout)
-        segments, num_pages = _tensor_segments(halves, layout, component)
+        halves = halves_of(tensor, layout)
+        parts, num_pages = parts_of(halves, layout, component.page_nbytes)
+        segments = tuple(Segment(address, nbytes, nbytes) for address, nbytes in parts)
         return cls(component, segments, num_pages, device=str(halves[0].device), owner=tensor)
 
     def pages(self, indices: Iterable[int]) -> Pages:
@@ -369,64 +370,3 @@ def _overlap(a: Segment, b: Segment, num_pages: int) -> bool:
 
 def _end(segment: Segment, num_pages: int) -> int:
     return segment.address + (num_pages - 1) * segment.stride + segment.nbytes
-
-
-#: Layout -> (number of axes of one half, axis of the layers, axis of the tokens or pages).
-_LAYOUTS = {
-    "layer_first": (4, 0, 1),
-    "page_first": (4, 1, 0),
-    "page_first_direct": (5, 1, 0),
-    "page_head": (5, 3, 0),
-}
-
-
-def _tensor_halves(tensor: Any, layout: str) -> list[Any]:
-    if layout not in _LAYOUTS:
-        raise InvalidPages("unknown layout", value=repr(layout), remedy=f"Use one of: {', '.join(_LAYOUTS)}.")
-    axes = _LAYOUTS[layout][0]
-    parts: list[Any] = list(tensor) if isinstance(tensor, (list, tuple)) else [tensor]
-    halves: list[Any] = []
-    for part in parts:
-        halves.extend(part if len(part.shape) == axes + 1 else [part])
-    for half in halves:
-        if len(half.shape) != axes or not half.is_contiguous():
-            raise InvalidPages(
-                f"a tensor does not have the layout '{layout}'",
-                value=f"shape {tuple(half.shape)}, contiguous: {half.is_contiguous()}",
-                remedy=f"Pass contiguous tensors of {axes} axes, or {axes + 1} with K and V stacked first.",
-            )
-    if not halves:
-        raise InvalidPages("no tensor was given", remedy="Pass a tensor, or a sequence such as (K, V).")
-    return halves
-
-
-def _tensor_segments(halves: list[Any], layout: str, component: Component) -> tuple[tuple[Segment, ...], int]:
-    _, layer_axis, unit_axis = _LAYOUTS[layout]
-    layers, units = halves[0].shape[layer_axis], halves[0].shape[unit_axis]
-    alike = {(half.shape[layer_axis], half.shape[unit_axis], str(half.device)) for half in halves}
-    if len(alike) > 1:
-        raise InvalidPages(
-            "the tensors of a pool do not have the same pages",
-            value=", ".join(f"{tuple(half.shape)} on {half.device}" for half in halves),
-            remedy="Pass K and V of one pool: as many layers, as many tokens, one device.",
-        )
-    nbytes = [prod(half.shape) * half.element_size() for half in halves]
-    total = sum(nbytes)
-    num_pages, rest = divmod(total, component.page_nbytes or 1)
-    by_page = layout in ("page_first_direct", "page_head")
-    if rest or not num_pages or units % num_pages or (by_page and units != num_pages):
-        raise InvalidPages(
-            f"a tensor of layout '{layout}' is not a whole number of pages",
-            value=f"{total} bytes of {units} {'pages' if by_page else 'tokens'}, "
-            f"{component.page_nbytes} bytes a page",
-            remedy="Check page_nbytes: K and V, all layers, all tokens of a page.",
-        )
-    if layout != "layer_first":
-        sizes = [n // num_pages for n in nbytes]
-        return tuple(Segment(h.data_ptr(), n, n) for h, n in zip(halves, sizes, strict=True)), num_pages
-    segments = []
-    for layer in range(layers):
-        for half, n in zip(halves, nbytes, strict=True):
-            part = n // layers // num_pages
-            segments.append(Segment(half.data_ptr() + layer * (n // layers), part, part))
-    return tuple(segments), num_pages
