@@ -149,7 +149,12 @@ def test_server_serves_a_named_backend_then_others_attached_while_it_runs(serve,
     assert server.generate() == (ids, FULL_PAGES)
 
     assert server.idle("DELETE", "/hicache/storage-backend")[0] == 200
-    dynamic = {"backend_name": "file", "module_path": "hicache_sglang", "class_name": "HiCacheSGLang", "interface_v1": 1}
+    dynamic = {
+        "backend_name": "file",
+        "module_path": "hicache_sglang",
+        "class_name": "HiCacheSGLang",
+        "interface_v1": 1,
+    }
     status, text = server.attach("dynamic", dynamic | ours)
     assert status == 200, text
     server.flushed()
