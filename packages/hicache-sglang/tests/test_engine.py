@@ -39,9 +39,8 @@ def test_a_second_process_and_another_way_in_find_the_pages_of_the_first(ask, tm
     options = {"options": {"root": str(tmp_path / "kv")}}
     (plain,) = ask([{}])
     (stored,) = ask([{}], "hicache.file", options)
-    (found,) = ask(
-        [{}], "dynamic", {"backend_name": "file"} | DYNAMIC | options, SGLANG_PLUGINS="hicache_cpu"
-    )
+    other_way = {"backend_name": "file"} | DYNAMIC | options
+    (found,) = ask([{}], "dynamic", other_way, SGLANG_PLUGINS="hicache_cpu")
     assert plain["ids"] == stored["ids"] == found["ids"]
     assert (stored["storage"], found["storage"]) == (0, FULL_PAGES)
     assert found["storage"] >= 0.98 * FULL_PAGES
@@ -56,10 +55,7 @@ def test_every_request_is_answered_right_whatever_the_store_does_and_the_cache_c
     faults = ("raise", "hang", "short", "damaged", "dead", "full")
     steps = [{}]
     for fault in faults:
-        steps += [
-            {"flush": 1, "write": {mode: fault}},
-            {"flush": 1, "write": {mode: ""}, "until_storage": 45},
-        ]
+        steps += [AGAIN | {"write": {mode: fault}}, AGAIN | {"write": {mode: ""}, "until_storage": 45}]
     answers = ask(steps, "dynamic", extra, timeout_s=280.0)
     assert [answer["ids"] for answer in answers] == [answers[0]["ids"]] * len(steps)
     during = dict(zip(faults, [answer["storage"] for answer in answers[1::2]], strict=True))

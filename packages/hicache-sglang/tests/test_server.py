@@ -1,4 +1,4 @@
-"""The real HTTP server of SGLang 0.5.23 on a CPU: named on the command line, attached, cleared and detached."""
+"""The real HTTP server of SGLang 0.5.23 on a CPU: on the command line, attached, cleared, detached."""
 
 from __future__ import annotations
 
@@ -30,19 +30,24 @@ class Server:
             self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
         flags = (
             "--device cpu --load-format dummy --attention-backend torch_native --sampling-backend pytorch "
-            "--grammar-backend none --skip-tokenizer-init --disable-overlap-schedule --mem-fraction-static 0.05 "
-            f"--max-total-tokens 2048 --page-size {PAGE} --context-length 1024 --dtype bfloat16 --host 127.0.0.1 "
-            "--admin-api-key admin --skip-server-warmup --enable-hierarchical-cache --hicache-ratio 2 "
-            "--hicache-mem-layout page_first_direct --hicache-io-backend direct --log-level info "
-            "--hicache-write-policy write_through --hicache-storage-prefetch-policy wait_complete"
+            "--grammar-backend none --skip-tokenizer-init --disable-overlap-schedule --dtype bfloat16 "
+            f"--mem-fraction-static 0.05 --max-total-tokens 2048 --page-size {PAGE} --context-length 1024 "
+            "--host 127.0.0.1 --admin-api-key admin --skip-server-warmup --log-level info "
+            "--enable-hierarchical-cache --hicache-ratio 2 --hicache-mem-layout page_first_direct "
+            "--hicache-io-backend direct --hicache-write-policy write_through "
+            "--hicache-storage-prefetch-policy wait_complete"
         ).split()
         port = self.url.rpartition(":")[2]
         self.log = log
         with open(log, "w") as out:
+            command = [engine.python, "-m", "sglang.launch_server", "--model-path", model, "--port", port]
             self.process = subprocess.Popen(
-                [engine.python, "-m", "sglang.launch_server", "--model-path", model, "--port", port, *flags, *more],
-                env=engine.variables, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                [*command, *flags, *more],
+                env=engine.variables,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self.until(lambda: self.call("GET", "/health")[0] == 200, 120)
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, str]:
@@ -149,12 +154,7 @@ def test_server_serves_a_named_backend_then_others_attached_while_it_runs(serve,
     assert server.generate() == (ids, FULL_PAGES)
 
     assert server.idle("DELETE", "/hicache/storage-backend")[0] == 200
-    dynamic = {
-        "backend_name": "file",
-        "module_path": "hicache_sglang",
-        "class_name": "HiCacheSGLang",
-        "interface_v1": 1,
-    }
+    dynamic = {"backend_name": "file", "module_path": "hicache_sglang", "class_name": "HiCacheSGLang"}
     status, text = server.attach("dynamic", dynamic | ours)
     assert status == 200, text
     server.flushed()

@@ -1,4 +1,4 @@
-"""Found by Python through PYTHONPATH at its start: makes ``sglang.srt`` importable without ``sglang/__init__.py``.
+"""Found by Python through PYTHONPATH: makes ``sglang.srt`` importable without ``sglang/__init__.py``.
 
 For programs of ours that import a class of SGLang's in several processes, such as ``hicache check``.
 """
