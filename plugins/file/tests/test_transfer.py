@@ -9,7 +9,7 @@ import pytest
 import xxhash
 
 from hicache_file import _transfer as transfer
-from hicache_file._transfer import CHUNK_NBYTES, Chunk, read_chunks, sum_of, write_pages
+from hicache_file._transfer import CHUNK_NBYTES, Chunk, read_chunk, sum_of, write_pages
 
 
 def views_of(buffer: bytearray, cuts: int) -> list[memoryview]:
@@ -54,7 +54,7 @@ def test_pages_come_back_with_their_sums(
     target = bytearray(pages * nbytes)
     bad: list[int] = []
     chunk = Chunk(fd, 64, list(range(pages)), sums)
-    read_chunks(iter([chunk]), views_of(target, pages * cuts), cuts, nbytes, bad)
+    read_chunk(chunk, views_of(target, pages * cuts), cuts, nbytes, bad)
     assert (bad, target) == ([], source)
 
 
@@ -62,7 +62,7 @@ def test_pages_in_another_order_land_in_their_own_slots(fd: int) -> None:
     source = bytearray(os.urandom(4 * 100))
     write_pages(fd, 0, views_of(source, 4), 1, 100, None)
     target = bytearray(4 * 100)
-    read_chunks(iter([Chunk(fd, 0, [0, 2, 1, 3], None)]), views_of(target, 4), 1, 100, [])
+    read_chunk(Chunk(fd, 0, [0, 2, 1, 3], None), views_of(target, 4), 1, 100, [])
     parts = [source[i * 100 : (i + 1) * 100] for i in (0, 2, 1, 3)]
     assert target == b"".join(parts)
 
@@ -75,7 +75,7 @@ def test_a_short_file_and_a_wrong_sum_are_named_by_position(fd: int, nbytes: int
     os.ftruncate(fd, 3 * nbytes - 1)
     sums[0] ^= 1
     bad: list[int] = []
-    read_chunks(iter([Chunk(fd, 0, [4, 5, 6], sums)]), views_of(bytearray(7 * nbytes), 7), 1, nbytes, bad)
+    read_chunk(Chunk(fd, 0, [4, 5, 6], sums), views_of(bytearray(7 * nbytes), 7), 1, nbytes, bad)
     assert sorted(bad) == [4, 6]
 
 

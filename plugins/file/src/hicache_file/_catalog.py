@@ -30,7 +30,7 @@ from hicache_file._format import (
     unpack_epoch_live,
 )
 from hicache_file._index import ABSENT, RECORD_BITS, RECORD_MASK, PageIndex
-from hicache_file._journal import CHECK, FLAGS, HAS_SUM, LENGTH, Words, parse
+from hicache_file._journal import CHECK, FLAGS, HAS_SUM, LENGTH, SEAL, WORDS, Words, parse, seals_of
 from hicache_file._segment import Handles, Segment, read_growth, read_journal
 
 #: Entries of deleted segments are swept out once there are this many beyond a quarter of the index.
@@ -207,6 +207,31 @@ class Catalog:
             self.space.handles.drop(segment.ordinal)
             if self._stale > _SWEEP_FROM + len(self.index) // 4:
                 self._sweep()
+
+    def rows(self, segment: Segment, idx: int, numbers: np.ndarray) -> Words:
+        """Read records by ascending numbers, repeats allowed; one that is damaged reads as zeros.
+
+        Raises:
+            OSError.
+        """
+        low, high, count = int(numbers[0]), int(numbers[-1]), len(numbers)
+        run = high - low + 1 == count and bool((numbers[1:] > numbers[:-1]).all())
+        table = segment.table
+        if table is not None:
+            return table[low : high + 1] if run else table[numbers]
+        start = segment.header.records_start
+        if high - low >= 8 * count + 64:
+            found = [self._rows(segment, idx, start, n, n) for n in numbers.tolist()]
+            return np.concatenate(found)
+        rows = self._rows(segment, idx, start, low, high)
+        return rows if run else rows[numbers - low]
+
+    def _rows(self, segment: Segment, idx: int, start: int, low: int, high: int) -> Words:
+        nbytes = (high + 1 - low) * RECORD_NBYTES
+        raw = os.pread(idx, nbytes, start + low * RECORD_NBYTES).ljust(nbytes, b"\0")
+        rows = np.frombuffer(raw, "<u8").reshape(-1, WORDS)
+        good = rows[:, SEAL] == seals_of(rows, segment.header.id, low)
+        return rows if good.all() else np.where(good[:, None], rows, np.uint64(0))
 
     def records(self, segment: Segment, idx: int, first: int, last: int) -> Words:
         """Read records [first, last] of a segment.

@@ -20,7 +20,7 @@ copied from another place or segment, and a hole of zeros, do not match.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import xxhash
@@ -51,14 +51,14 @@ _FINISH = np.uint64(0x9216D5D98979FB1B)
 _SHIFT = np.uint64(32)
 
 
-def digests_of(encoded: Sequence[bytes]) -> list[bytes]:
+def digests_of(encoded: Iterable[bytes]) -> list[bytes]:
     """Digest keys for the index."""
     return list(map(xxhash.xxh3_128_digest, encoded))
 
 
-def checks_of(encoded: Sequence[bytes]) -> list[int]:
+def checks_of(encoded: Sequence[bytes]) -> NDArray[np.uint64]:
     """Digest keys once more, by an unrelated function."""
-    return list(map(xxhash.xxh64_intdigest, encoded))
+    return np.frombuffer(b"".join(map(xxhash.xxh64_digest, encoded)), ">u8").astype("<u8")
 
 
 def seals_of(records: Words, segment_id: bytes, first: int) -> Words:
@@ -85,7 +85,7 @@ def build(
     segment_id: bytes,
     first: int,
     digests: Sequence[bytes],
-    checks: Sequence[int],
+    checks: NDArray[np.uint64],
     *,
     offset: int,
     nbytes: int,

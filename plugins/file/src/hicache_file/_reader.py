@@ -7,7 +7,7 @@ chunks from one list and hash them while they are hot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,22 +17,23 @@ from hicache_core.status import OK, Status
 from hicache_file._catalog import Catalog
 from hicache_file._files import status_of
 from hicache_file._index import RECORD_BITS, RECORD_MASK
-from hicache_file._journal import CHECK, FLAGS, HAS_SUM, LENGTH, OFFSET, SUM
+from hicache_file._journal import CHECK, FLAGS, LENGTH, OFFSET, SUM, Words
 from hicache_file._lanes import SHARED_FROM_NBYTES, Helper
 from hicache_file._segment import Handle, Handles, Segment
-from hicache_file._transfer import Chunk, pages_per_chunk, read_chunks
+from hicache_file._transfer import Chunk, pages_per_chunk, read_chunk
 
 
 @dataclass(slots=True)
 class Plan:
     """What one get is about to read, and what it found out on the way."""
 
-    statuses: list[Status]
     places: list[int]
+    checks: Words
+    statuses: list[Status] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     handles: list[Handle] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
-    """Positions whose segment turned out to be gone."""
+    """Positions whose segment, or record, turned out to be gone."""
     damaged: list[int] = field(default_factory=list)
     """Positions whose bytes do not match."""
     used: list[tuple[Segment, np.ndarray]] = field(default_factory=list)
@@ -47,10 +48,10 @@ class Reader:
         self._helper = helper
         self._checksum = checksum
 
-    def read(self, catalog: Catalog, plan: Plan, checks: Sequence[int], locs: Pages) -> None:
+    def read(self, catalog: Catalog, plan: Plan, locs: Pages) -> None:
         """Fill the slots of all positions that have a place; settles ``plan.statuses``."""
         try:
-            self._plan(catalog, plan, checks, locs)
+            self._plan(catalog, plan, locs)
             if plan.chunks:
                 self._run(plan, locs)
         finally:
@@ -58,25 +59,27 @@ class Reader:
                 self._handles.give(handle)
             plan.handles.clear()
 
-    def _plan(self, catalog: Catalog, plan: Plan, checks: Sequence[int], locs: Pages) -> None:
+    def _plan(self, catalog: Catalog, plan: Plan, locs: Pages) -> None:
+        plan.statuses = [OK] * len(plan.places)
         places = np.array(plan.places, np.int64)
         ordinals = places >> RECORD_BITS
-        for ordinal in dict.fromkeys(ordinals.tolist()):
+        distinct = dict.fromkeys(ordinals.tolist())
+        for ordinal in distinct:
+            positions = (ordinals == ordinal).nonzero()[0] if len(distinct) > 1 else np.arange(len(places))
             if ordinal < 0:
+                self._fill(plan, positions, Status.MISS)
                 continue
-            positions = np.flatnonzero(ordinals == ordinal)
-            segment = catalog.segment(ordinal)
             try:
+                segment = catalog.segment(ordinal)
                 if segment is None:
                     raise FileNotFoundError
                 handle = self._handles.take(segment)
                 plan.handles.append(handle)
-                self._plan_segment(catalog, plan, segment, handle, positions, places, checks, locs)
+                self._plan_segment(catalog, plan, segment, handle, positions, places[positions], locs)
             except (FileNotFoundError, ValueError):
                 plan.lost.extend(positions.tolist())
             except OSError as error:
-                for position in positions.tolist():
-                    plan.statuses[position] = status_of(error)
+                self._fill(plan, positions, status_of(error))
 
     def _plan_segment(
         self,
@@ -86,52 +89,46 @@ class Reader:
         handle: Handle,
         positions: np.ndarray,
         places: np.ndarray,
-        checks: Sequence[int],
         locs: Pages,
     ) -> None:
-        numbers = places[positions] & RECORD_MASK
-        low, high = int(numbers.min()), int(numbers.max())
-        if high - low > 4 * len(numbers) + 64:
-            rows = np.concatenate([catalog.records(segment, handle.idx, n, n) for n in numbers.tolist()])
-        else:
-            rows = catalog.records(segment, handle.idx, low, high)[numbers - low]
-        nbytes = locs.nbytes
-        wanted = np.array([checks[p] for p in positions.tolist()], np.uint64)
-        fits = rows[:, LENGTH] == nbytes
-        same = rows[:, CHECK] == wanted
-        good = fits & same
-        if not good.all():
-            for position, is_same in zip(positions[~good].tolist(), same[~good].tolist(), strict=True):
-                plan.statuses[position] = Status.SIZE_MISMATCH if is_same else Status.MISS
+        """Look at the records of one segment; 35 microseconds for 128 pages, most of it numpy's calls."""
+        numbers = places & RECORD_MASK
+        if len(numbers) > 1 and (numbers[1:] < numbers[:-1]).any():
+            order = numbers.argsort(kind="stable")
+            numbers, positions = numbers[order], positions[order]
+        rows = catalog.rows(segment, handle.idx, numbers)
+        good = rows[:, CHECK] == plan.checks[positions]
+        if not good.all():  # a record that is lost, or another key with the same digest
+            self._fill(plan, positions[~good], Status.MISS)
             rows, positions, numbers = rows[good], positions[good], numbers[good]
-            if not len(rows):
-                return
-        offsets = rows[:, OFFSET].astype(np.int64)
-        if (offsets[1:] <= offsets[:-1]).any():
-            order = np.argsort(offsets, kind="stable")
-            rows, positions, numbers, offsets = rows[order], positions[order], numbers[order], offsets[order]
-        sums = self._sums(segment, rows)
-        plan.used.append((segment, numbers))
+        good = rows[:, LENGTH] == locs.nbytes
+        if not good.all():
+            self._fill(plan, positions[~good], Status.SIZE_MISMATCH)
+            rows, positions, numbers = rows[good], positions[good], numbers[good]
+        if len(rows):
+            plan.used.append((segment, numbers))
+            sums = self._sums(segment, rows)
+            plan.chunks += _chunks(handle.seg, rows[:, OFFSET], positions, sums, locs)
+
+    def _fill(self, plan: Plan, positions: np.ndarray, status: Status) -> None:
         for position in positions.tolist():
-            plan.statuses[position] = OK
-        plan.chunks.extend(_chunks(handle.seg, offsets, positions, sums, nbytes, locs.segments_per_page))
+            plan.statuses[position] = status
 
     def _sums(self, segment: Segment, rows: np.ndarray) -> list[int] | None:
         """Give the checksums to compare with; None where none is stored or none is asked for."""
         if not (self._checksum or segment.verify):
             return None
-        if (rows[:, FLAGS] & np.uint64(HAS_SUM)).all():
+        if rows[:, FLAGS].all():
             return rows[:, SUM].tolist()
         return None
 
     def _run(self, plan: Plan, locs: Pages) -> None:
         """Read all chunks, on two threads when it pays."""
-        views = locs.buffers()
-        per, nbytes = locs.segments_per_page, locs.nbytes
-        total = sum(len(chunk.positions) for chunk in plan.chunks) * nbytes
+        views, per, nbytes = locs.buffers(), locs.segments_per_page, locs.nbytes
         shared = iter(plan.chunks)
         helper = self._helper
-        if len(plan.chunks) > 1 and total >= SHARED_FROM_NBYTES and helper is not None and helper.claim():
+        big = len(plan.chunks) > 1 and len(plan.places) * nbytes >= SHARED_FROM_NBYTES
+        if big and helper is not None and helper.claim():
             try:
                 task = helper.start(lambda: self._draw(shared, plan, views, per, nbytes))
                 try:
@@ -145,32 +142,30 @@ class Reader:
         for position in plan.damaged:
             plan.statuses[position] = Status.CORRUPT
 
-    def _draw(self, shared: object, plan: Plan, views: list[memoryview], per: int, nbytes: int) -> None:
-        for chunk in shared:  # type: ignore[attr-defined]
+    def _draw(
+        self, shared: Iterator[Chunk], plan: Plan, views: list[memoryview], per: int, nbytes: int
+    ) -> None:
+        for chunk in shared:
             try:
-                read_chunks(iter((chunk,)), views, per, nbytes, plan.damaged)
+                read_chunk(chunk, views, per, nbytes, plan.damaged)
             except OSError as error:
                 for position in chunk.positions:
                     plan.statuses[position] = status_of(error)
 
 
 def _chunks(
-    fd: int,
-    offsets: np.ndarray,
-    positions: np.ndarray,
-    sums: list[int] | None,
-    nbytes: int,
-    buffers_per_page: int,
+    fd: int, offsets: np.ndarray, positions: np.ndarray, sums: list[int] | None, locs: Pages
 ) -> list[Chunk]:
-    """Cut sorted pages of one file into runs of neighbours of at most a chunk."""
-    step = pages_per_chunk(nbytes, buffers_per_page)
-    breaks = (np.flatnonzero(np.diff(offsets) != nbytes) + 1).tolist()
+    """Cut pages of one file, in its order, into runs of neighbours of at most a chunk."""
+    nbytes = locs.nbytes
+    step = pages_per_chunk(nbytes, locs.segments_per_page)
+    breaks = ((offsets[1:] - offsets[:-1]) != nbytes).nonzero()[0].tolist()
     starts, order = offsets.tolist(), positions.tolist()
     chunks: list[Chunk] = []
     first = 0
-    for stop in (*breaks, len(order)):
-        for at in range(first, stop, step):
-            end = min(at + step, stop)
+    for last in (*breaks, len(order) - 1):
+        for at in range(first, last + 1, step):
+            end = min(at + step, last + 1)
             chunks.append(Chunk(fd, starts[at], order[at:end], None if sums is None else sums[at:end]))
-        first = stop
+        first = last + 1
     return chunks

@@ -28,7 +28,7 @@ class Chunk(NamedTuple):
     offset: int
     positions: list[int]
     """Of the pages in the batch, in the order of the file."""
-    sums: Sequence[int] | None
+    sums: list[int] | None
     """Their checksums; None where there is nothing to compare."""
 
 
@@ -75,40 +75,40 @@ def write_pages(
         offset += _write_all(fd, chunk, offset)
 
 
-def read_chunks(
-    chunks: Iterator[Chunk], views: Sequence[View], buffers_per_page: int, nbytes: int, bad: list[int]
+def read_chunk(
+    chunk: Chunk, views: Sequence[View], buffers_per_page: int, nbytes: int, bad: list[int]
 ) -> None:
-    """Read chunks until the iterator is empty; ``bad`` gets the positions that are short or do not match.
-
-    Two threads may draw from one list iterator: its ``next`` is atomic under the GIL.
+    """Read a chunk into its slots; ``bad`` gets the positions that are short or do not match.
 
     Raises:
-        OSError: the slots of the chunk at hand are undefined.
+        OSError: the slots of the chunk are undefined.
     """
-    for fd, offset, positions, sums in chunks:
-        if nbytes > CHUNK_NBYTES:
-            for at, position in enumerate(positions):
-                page = views[position * buffers_per_page : (position + 1) * buffers_per_page]
-                total = _read_large(fd, offset + at * nbytes, page, summing=sums is not None)
-                if total is None or (sums is not None and total != sums[at]):
-                    bad.append(position)
-            continue
-        first, last = positions[0], positions[-1]
-        if positions == list(range(first, last + 1)):
-            chunk = views[first * buffers_per_page : (last + 1) * buffers_per_page]
-        else:
-            spans = [views[p * buffers_per_page : (p + 1) * buffers_per_page] for p in positions]
-            chunk = [view for span in spans for view in span]
-        whole = _read_all(fd, chunk, offset, len(positions) * nbytes) // nbytes
-        bad.extend(positions[whole:])
-        if sums is not None:
-            if buffers_per_page == 1:
-                found = list(map(xxhash.xxh3_64_intdigest, chunk[:whole]))
-            else:
-                pages = range(0, whole * buffers_per_page, buffers_per_page)
-                found = [sum_of(chunk[at : at + buffers_per_page]) for at in pages]
-            if found != sums[:whole]:
-                bad.extend(p for p, got, want in zip(positions, found, sums, strict=False) if got != want)
+    fd, offset, positions, sums = chunk
+    if nbytes > CHUNK_NBYTES:
+        for at, position in enumerate(positions):
+            page = views[position * buffers_per_page : (position + 1) * buffers_per_page]
+            total = _read_large(fd, offset + at * nbytes, page, summing=sums is not None)
+            if total is None or (sums is not None and total != sums[at]):
+                bad.append(position)
+        return
+    count = len(positions)
+    first = positions[0]
+    if positions == list(range(first, first + count)):
+        slots = views[first * buffers_per_page : (first + count) * buffers_per_page]
+    else:
+        spans = [views[p * buffers_per_page : (p + 1) * buffers_per_page] for p in positions]
+        slots = [view for span in spans for view in span]
+    whole = _read_all(fd, slots, offset, count * nbytes) // nbytes
+    bad.extend(positions[whole:])
+    if sums is None:
+        return
+    if buffers_per_page == 1:
+        found = list(map(xxhash.xxh3_64_intdigest, slots[:whole]))
+    else:
+        pages = range(0, whole * buffers_per_page, buffers_per_page)
+        found = [sum_of(slots[at : at + buffers_per_page]) for at in pages]
+    if found != sums[:whole]:
+        bad.extend(p for p, got, want in zip(positions, found, sums, strict=False) if got != want)
 
 
 def _write_large(fd: int, offset: int, page: Sequence[View], *, summing: bool) -> int:

@@ -36,7 +36,7 @@ from hicache_file._format import (
     pack_journal_head,
     pack_segment_head,
 )
-from hicache_file._journal import WORDS, build
+from hicache_file._journal import WORDS, Words, build
 from hicache_file._lanes import SHARED_FROM_NBYTES, Helper, Lane
 from hicache_file._transfer import View, write_pages
 
@@ -60,7 +60,7 @@ class Batch:
     """Pages to append, and what became of each."""
 
     digests: Sequence[bytes]
-    checks: Sequence[int]
+    checks: Words
     views: Sequence[View]
     buffers_per_page: int
     nbytes: int

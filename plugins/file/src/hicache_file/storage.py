@@ -12,25 +12,27 @@ and before it answers OK. docs/file-performance.md has the figures.
 
 from __future__ import annotations
 
-import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from hicache_core.errors import BackendTimeout, BackendUnavailable
+from hicache_core.errors import BackendTimeout, BackendUnavailable, StorageClosed
 from hicache_core.memory import HostPool, Pages
 from hicache_core.spec import BackendSpec
 from hicache_core.status import OK, Status
 from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig, Usage
-from hicache_file._catalog import Catalog, Space
+from hicache_file._catalog import Catalog
 from hicache_file._files import LockTimeout, status_of
-from hicache_file._format import DAMAGED, REMOVED, BadHeader
+from hicache_file._format import DAMAGED, REMOVED
+from hicache_file._gate import ReleasingGate
 from hicache_file._index import ABSENT, RECORD_BITS
-from hicache_file._journal import checks_of, digests_of
+from hicache_file._journal import Words, checks_of, digests_of
 from hicache_file._marks import bury, mark
-from hicache_file._opening import Opened, check_pool, open_root
-from hicache_file._reader import Plan, Reader
-from hicache_file._writer import Batch
+from hicache_file._opened import Opened
+from hicache_file._opening import check_pool, open_root
+from hicache_file._reader import Plan
+from hicache_file._writer import Batch, Writer
 from hicache_file.spec import SPEC
 
 if TYPE_CHECKING:
@@ -47,23 +49,23 @@ class HiCacheFile(HiCacheStorage):
 
     def __init__(self, config: HiCacheStorageConfig, options: Options) -> None:
         super().__init__(config, options)
+        self._gate = ReleasingGate(self.spec.name, self._release)
         self._opened: Opened | None = None
-        self._catalog: Catalog | None = None
-        self._released = False
+        self._releasing = threading.Lock()
 
     def open(self, pools: Sequence[HostPool] = ()) -> None:
         self._gate.check_new()
         for pool in pools:
             check_pool(self.options.capacity or 0, pool)
-        opened = open_root(self.config, self.options, self.capabilities, lambda: self._current())
+        opened = open_root(self.config, self.options, self.capabilities)
         try:
             for pool in pools:
                 check_pool(opened.capacity, pool)
             self._opened = opened
             self.capabilities = opened.capabilities
-            self._catalog = opened.catalog
             super().open(pools)
         except BaseException:
+            self._opened = None
             opened.close(self.config.timeout_s)
             raise
 
@@ -73,27 +75,27 @@ class HiCacheFile(HiCacheStorage):
         super().add_pool(pool)
 
     def batch_contains(self, keys: Sequence[str]) -> list[Status]:
-        with self._verb():
+        with self._gate:
             if not keys:
                 return []
             try:
-                catalog = self._attached()
+                catalog = self._catalog()
                 if catalog is None:
                     return [Status.MISS] * len(keys)
-                digests = digests_of(list(map(str.encode, keys)))
+                digests = digests_of(map(str.encode, keys))
                 found = catalog.look(digests)
-                if ABSENT not in found:
-                    statuses = [OK] * len(keys)
-                else:
-                    statuses = [Status.MISS if place == ABSENT else OK for place in found]
-                    _name_damaged(catalog, digests, statuses)
-                _name_mismatched(catalog, digests, statuses)
-                return statuses
             except OSError as error:
                 return [_of_backend(error)] * len(keys)
+            if ABSENT not in found:
+                statuses = [OK] * len(keys)
+            else:
+                statuses = [Status.MISS if place == ABSENT else OK for place in found]
+                _name_damaged(catalog, digests, statuses)
+            _name_mismatched(catalog, digests, statuses)
+            return statuses
 
     def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
-        with self._verb():
+        with self._gate:
             self._check(keys, locs, writes_slots=True)
             if not keys:
                 return []
@@ -104,178 +106,132 @@ class HiCacheFile(HiCacheStorage):
                 return [_of_backend(error)] * len(keys)
 
     def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
-        with self._verb():
+        with self._gate:
             self._check(keys, locs)
             if not keys:
                 return []
-            if self._state().writer is None:
+            writer = self._state().writer
+            if writer is None:
                 return [Status.DENIED] * len(keys)
             encoded = list(map(str.encode, keys))
             try:
-                return self._set(digests_of(encoded), checks_of(encoded), locs)
+                return self._set(writer, digests_of(encoded), checks_of(encoded), locs)
             except OSError as error:
                 return [_of_backend(error)] * len(keys)
 
     def batch_remove(self, keys: Sequence[str]) -> list[Status]:
         if not self.capabilities.remove:
             return super().batch_remove(keys)
-        with self._verb():
+        with self._gate:
             if not keys:
                 return []
-            digests = digests_of(list(map(str.encode, keys)))
-            space = self._space()
+            digests = digests_of(map(str.encode, keys))
             try:
-                with space.epoch.lock.held(self.config.timeout_s):
-                    catalog = self._current(locked=True)
+                with self._namespace_locked() as catalog:
                     catalog.grow()
                     return bury(catalog, digests, [catalog.copies(digest) for digest in digests], REMOVED)
             except OSError as error:
                 return [_of_backend(error)] * len(keys)
 
     def touch(self, keys: Sequence[str]) -> None:
-        with self._verb():
+        with self._gate:
             state = self._state()
             if not state.marking or not keys:
                 return
             try:
-                catalog = self._current()
-                mark(catalog, catalog.look(digests_of(list(map(str.encode, keys)))))
+                catalog = state.current()
+                mark(catalog, catalog.look(digests_of(map(str.encode, keys))))
             except OSError:
                 pass  # a use that is not counted
 
     def clear(self) -> int:
         if not self.capabilities.clear:
             return super().clear()
-        with self._verb():
-            state, space = self._state(), self._space()
+        with self._gate:
+            state = self._state()
             try:
-                catalog = self._current()
+                catalog = state.current()
                 catalog.grow()
                 pages, _ = catalog.usage()
-                with space.epoch.lock.held(self.config.timeout_s):
-                    epoch = space.epoch.advance(catalog.epoch)
-                self._current()
+                with self._namespace_locked() as catalog:
+                    epoch = catalog.space.epoch.advance(catalog.epoch)
+                state.current()
                 state.remove_void(epoch, self.config.timeout_s)
                 return pages
             except OSError as error:
                 raise _unavailable("clearing a namespace", state.root_path, error) from error
 
     def usage(self) -> Usage:
-        with self._verb():
+        with self._gate:
             state = self._state()
             try:
-                catalog = self._attached()
+                catalog = self._catalog()
                 if catalog is None:
                     return Usage(0, 0, 0, None)
                 catalog.grow()
                 pages, nbytes = catalog.usage()
                 store_bytes, capacity = state.books()
                 return Usage(pages, nbytes, store_bytes, capacity)
-            except (OSError, BadHeader) as error:
+            except OSError as error:
                 raise _unavailable("reading the usage", state.root_path, error) from error
 
     def close(self) -> None:
-        drained = self._drain()
-        if drained:
+        if self._drain():
             self._release()
 
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
-        self._released = True
-        if self._opened is not None:
-            self._opened.close_in_child()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close_in_child()
 
     # What verbs share.
 
-    @contextmanager
-    def _verb(self) -> Iterator[None]:
-        try:
-            with self._gate:
-                yield
-        finally:
-            if self._gate.is_closed and not self._gate.running:
-                self._release()
-
     def _release(self) -> None:
         """Give everything back, once; the last verb does it when close() could not wait for it."""
-        opened = self._opened
-        if opened is None or self._released:
-            return
-        self._released = True
-        opened.close(self.config.timeout_s)
+        with self._releasing:
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close(self.config.timeout_s)
 
     def _state(self) -> Opened:
-        if self._opened is None:
-            self._gate.check()
-            raise BackendUnavailable("the file backend has no root", remedy="Call open() first.")
-        return self._opened
+        opened = self._opened
+        if opened is None:
+            raise StorageClosed(self.spec.name)
+        return opened
 
-    def _space(self) -> Space:
-        space = self._state().space
-        if space is None:
-            raise BackendUnavailable("the namespace does not exist yet", remedy="Set a page first.")
-        return space
-
-    def _attached(self) -> Catalog | None:
+    def _catalog(self) -> Catalog | None:
         """Give the current catalog; None while a reader's namespace does not exist."""
-        if self._catalog is None and not self._attach():
-            return None
-        return self._current()
-
-    def _attach(self) -> bool:
         state = self._state()
-        if not state.attach():
-            return False
-        self._catalog = state.catalog
-        return True
+        if state.follower is None and not state.attach():
+            return None
+        return state.current()
 
-    def _current(self, *, locked: bool = False) -> Catalog:
-        """Give a catalog that agrees with the epoch file.
+    @contextmanager
+    def _namespace_locked(self) -> Iterator[Catalog]:
+        """Hold the namespace's lock, with a catalog that agrees with the epoch file.
 
         Raises:
             OSError.
         """
-        catalog, space = self._catalog, self._space()
-        if catalog is not None and space.epoch.words() == catalog.words:
-            return catalog
-        return self._caught_up(space, locked=locked)
+        follower = self._state().follower
+        if follower is None:
+            raise FileNotFoundError("no namespace")
+        with follower.space.epoch.lock.held(self.config.timeout_s):
+            yield follower.current_locked()
 
-    def _caught_up(self, space: Space, *, locked: bool) -> Catalog:
-        for _ in range(_ATTEMPTS):
-            with space.lock:
-                catalog = self._catalog
-                words = space.epoch.words()
-                try:
-                    if catalog is None or (words != catalog.words and not catalog.follow(words)):
-                        catalog = Catalog(space, words, catalog.segments() if catalog is not None else ())
-                        self._catalog = catalog
-                    return catalog
-                except BadHeader:
-                    at_least = catalog.epoch if catalog is not None else 0
-            self._settle_epoch(space, at_least, locked=locked)
-        raise OSError(5, "the epoch file cannot be read")
-
-    def _settle_epoch(self, space: Space, at_least: int, *, locked: bool) -> None:
-        if self._state().writer is None:
-            os.sched_yield()
-        elif locked:
-            space.epoch.settled_state(at_least)
-        else:
-            with space.epoch.lock.held(self.config.timeout_s):
-                space.epoch.settled_state(at_least)
-
-    def _get(self, digests: list[bytes], checks: list[int], locs: Pages) -> list[Status]:
+    def _get(self, digests: list[bytes], checks: Words, locs: Pages) -> list[Status]:
         state = self._state()
         for _ in range(_ATTEMPTS):
-            catalog = self._attached()
-            if catalog is None:
+            catalog = self._catalog()
+            if catalog is None or state.reader is None:
                 break
-            plan = Plan([Status.MISS] * len(digests), catalog.look(digests))
-            self._reader(state).read(catalog, plan, checks, locs)
+            plan = Plan(catalog.look(digests), checks)
+            state.reader.read(catalog, plan, locs)
             if plan.lost:
-                self._forget_lost(catalog, plan)
+                _forget_lost(catalog, plan)
                 continue
-            if catalog is not self._current():
+            if state.current().epoch != catalog.epoch:
                 continue
             if plan.damaged:
                 self._bury_damaged(catalog, digests, plan)
@@ -287,25 +243,14 @@ class HiCacheFile(HiCacheStorage):
             return plan.statuses
         return [Status.MISS] * len(digests)
 
-    def _reader(self, state: Opened) -> Reader:
-        if state.reader is None:
-            raise BackendUnavailable("the namespace does not exist yet")
-        return state.reader
-
-    def _forget_lost(self, catalog: Catalog, plan: Plan) -> None:
-        """Segments that we thought were there are gone: look at the journals again (R7)."""
-        for position in plan.lost:
-            segment = catalog.segment(plan.places[position] >> RECORD_BITS)
-            if segment is not None:
-                catalog.forget(segment)
-
     def _bury_damaged(self, catalog: Catalog, digests: list[bytes], plan: Plan) -> None:
+        state = self._state()
         damaged = sorted(set(plan.damaged))
         chosen = [digests[position] for position in damaged]
         places = [[plan.places[position]] for position in damaged]
-        if self._state().writer is not None and not self._state().network:
+        if state.writer is not None and not state.network:
             try:
-                with catalog.space.epoch.lock.held(self.config.timeout_s):
+                with self._namespace_locked():
                     bury(catalog, chosen, places, DAMAGED)
                 return
             except OSError:
@@ -313,59 +258,61 @@ class HiCacheFile(HiCacheStorage):
         for digest, (place,) in zip(chosen, places, strict=True):
             catalog.bury(digest, place, damaged=True)
 
-    def _set(self, digests: list[bytes], checks: list[int], locs: Pages) -> list[Status]:
+    def _set(self, writer: Writer, digests: list[bytes], checks: Words, locs: Pages) -> list[Status]:
         state = self._state()
-        writer = state.writer
-        if writer is None or state.too_large(locs.nbytes):
+        statuses: list[Status] = []
+        if state.too_large(locs.nbytes):
             return [Status.NO_SPACE] * len(digests)
-        statuses = [OK] * len(digests)
         for _ in range(_ATTEMPTS):
-            catalog = self._current()
+            catalog = state.current()
             found = catalog.look(digests)
-            present = [place for place in found if place != ABSENT]
-            if present:
+            absent = found.count(ABSENT)
+            if absent != len(found):
                 found = state.drop_mismatched(catalog, digests, found, locs.nbytes)
-            wanted = [position for position, place in enumerate(found) if place == ABSENT]
-            first_of = dict(zip(reversed([digests[p] for p in wanted]), reversed(wanted), strict=True))
-            unique = wanted if len(first_of) == len(wanted) else sorted(first_of.values())
             statuses = [OK] * len(digests)
             if catalog.index.mismatched:
                 catalog.index.mismatched.difference_update(digests)
-            if unique:
-                self._append(writer.append, unique, digests, checks, locs, statuses)
-                if len(unique) != len(wanted):
-                    for position in wanted:
-                        statuses[position] = statuses[first_of[digests[position]]]
-            if self._current().epoch == catalog.epoch:
-                if state.marking and present:
-                    mark(catalog, present)
+            self._append(writer, found, digests, checks, locs, statuses)
+            if state.current().epoch == catalog.epoch:
+                if state.marking and absent != len(found):
+                    _mark(catalog, found)
                 return statuses
         return [Status.ERROR if status is OK else status for status in statuses]
 
     def _append(
         self,
-        append: object,
-        positions: list[int],
+        writer: Writer,
+        found: Sequence[int],
         digests: list[bytes],
-        checks: list[int],
+        checks: Words,
         locs: Pages,
         statuses: list[Status],
     ) -> None:
-        whole = len(positions) == len(digests)
-        chosen = locs if whole else locs.take(positions)
+        """Write the pages that are absent, each key once."""
+        absent = [position for position, place in enumerate(found) if place == ABSENT]
+        first_of: dict[bytes, int] = {}
+        for position in absent:
+            first_of.setdefault(digests[position], position)
+        unique = list(first_of.values())
+        if not unique:
+            return
+        whole = len(unique) == len(digests)
+        chosen = locs if whole else locs.take(unique)
         batch = Batch(
-            digests=digests if whole else [digests[p] for p in positions],
-            checks=checks if whole else [checks[p] for p in positions],
+            digests=digests if whole else list(first_of),
+            checks=checks if whole else checks[unique],
             views=chosen.buffers(),
             buffers_per_page=chosen.segments_per_page,
             nbytes=locs.nbytes,
-            statuses=[OK] * len(positions),
-            places=[ABSENT] * len(positions),
+            statuses=[OK] * len(unique),
+            places=[ABSENT] * len(unique),
         )
-        append(batch)  # type: ignore[operator]
+        writer.append(batch)
         self._yield_to_others(batch)
-        for position, status in zip(positions, batch.statuses, strict=True):
-            statuses[position] = status
+        if batch.statuses.count(OK) != len(unique):
+            became = dict(zip(first_of, batch.statuses, strict=True))
+            for position in absent:
+                statuses[position] = became[digests[position]]
 
     def _yield_to_others(self, batch: Batch) -> None:
         """Bury our own copy of a key that somebody else has set at the same time (C4).
@@ -374,16 +321,29 @@ class HiCacheFile(HiCacheStorage):
         the earlier; under the namespace's lock each buries its own while
         another lives, so one copy is left and all processes agree on it.
         """
-        catalog = self._current()
-        if not catalog.duplicates(batch.digests):
+        if not self._state().current().duplicates(batch.digests):
             return
-        with catalog.space.epoch.lock.held(self.config.timeout_s):
-            catalog = self._current(locked=True)
+        with self._namespace_locked() as catalog:
             for position in catalog.duplicates(batch.digests):
                 digest, place = batch.digests[position], batch.places[position]
                 copies = catalog.copies(digest)
                 if place in copies and len(copies) > 1:
                     bury(catalog, [digest], [[place]], REMOVED)
+
+
+def _forget_lost(catalog: Catalog, plan: Plan) -> None:
+    """Segments that we thought were there are gone: look at the journals again (R7)."""
+    for position in plan.lost:
+        segment = catalog.segment(plan.places[position] >> RECORD_BITS)
+        if segment is not None:
+            catalog.forget(segment)
+
+
+def _mark(catalog: Catalog, places: Sequence[int]) -> None:
+    try:
+        mark(catalog, places)
+    except OSError:
+        pass  # a use that is not counted
 
 
 def _name_damaged(catalog: Catalog, digests: Sequence[bytes], statuses: list[Status]) -> None:
