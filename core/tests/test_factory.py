@@ -223,6 +223,40 @@ def test_a_shared_library_that_is_missing_is_a_missing_dependency(plugins: Plugi
     )
 
 
+@pytest.mark.parametrize(
+    ("error", "missing"),
+    [
+        ("ModuleNotFoundError('no', name='acme_native.lib')", "acme_native.lib"),
+        (
+            "ImportError('libacme.so.1: cannot open shared object file: No such', name='acme_native')",
+            "libacme.so.1",
+        ),
+    ],
+    ids=["module", "shared library"],
+)
+def test_a_dependency_that_open_does_not_find_is_told_with_the_line_to_type(
+    plugins: Plugins, error: str, missing: str
+) -> None:
+    plugins.backend(
+        "acme",
+        requires='(Requirement(module="acme_native", pip="pip install a"),)',
+        storage=STORAGE_SOURCE.format(module="plugin_acme")
+        + f"    def open(self, pools=()): raise {error}\n",
+    )
+    with pytest.raises(BackendDependencyMissing) as caught:
+        create("acme")
+    assert str(caught.value) == f"'acme' needs '{missing}', which is not installed. Run: pip install a"
+
+
+def test_another_import_error_in_open_goes_on(plugins: Plugins) -> None:
+    source = (
+        STORAGE_SOURCE.format(module="plugin_acme") + "    def open(self, pools=()): import no_such_one\n"
+    )
+    plugins.backend("acme", storage=source)
+    with pytest.raises(ModuleNotFoundError):
+        create("acme")
+
+
 def test_a_plugin_may_tell_of_its_missing_dependency_itself(plugins: Plugins) -> None:
     plugins.backend(
         "acme",
@@ -355,6 +389,23 @@ def test_options_that_are_no_model_are_refused(plugins: Plugins) -> None:
         "the options of backend 'acme' are not an Options model: core_toys:ToyStorage. "
         "Derive the model from hicache_core.options.Options."
     )
+
+
+def test_a_validator_that_raises_anything_is_named(plugins: Plugins) -> None:
+    plugins.module(
+        "plugin_odd",
+        "import dataclasses, core_toys, pydantic\n"
+        "class Odd(core_toys.ToyOptions):\n"
+        "  @pydantic.field_validator('size')\n"
+        "  def check(cls, value): raise KeyError('odd')\n"
+        "class Storage(core_toys.ToyStorage):\n"
+        "  spec = dataclasses.replace(core_toys.SPEC, options='plugin_odd:Odd')\n",
+    )
+    StorageBackendFactory.register_backend("odd", "plugin_odd", "Storage")
+    with pytest.raises(BackendIncompatible) as caught:
+        create("odd")
+    assert caught.value.what == "the options of backend 'odd' could not be checked"
+    assert caught.value.value == "KeyError: 'odd'"
 
 
 def test_bad_options_are_told_before_the_backend_is_constructed(plugins: Plugins) -> None:

@@ -532,6 +532,20 @@ def test_rebind_does_not_wait_for_ever_for_a_call_that_hangs() -> None:
         assert script.stores[cache.namespace.id].keys() == {f"b.{pool.component.key}"}
 
 
+def test_rebind_waits_for_a_call_that_hangs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hicache_core.guard.GRACE_S", 0.05)
+    pool, script = a_pool(), Script()
+    with hanging() as hang, a_cache(script, pool, timeout_s=0.4) as cache:
+        script.verbs["get"] = hang
+        stuck = in_thread(lambda: cache.get(["a"], pool.pages([4])))
+        assert hang.inside.acquire(timeout=WAIT_S)
+        started = time.monotonic()
+        cache.rebind(Identity.for_tests(weights="v2"))
+        assert time.monotonic() - started < 0.75
+        hang.go.set()
+        stuck()
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("error", [BackendUnavailable("away"), RuntimeError("boom"), SystemExit(1)])
 def test_a_rebind_that_fails_is_tried_again_by_later_calls(error: BaseException) -> None:

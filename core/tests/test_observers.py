@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from core_builders import a_pool
-from core_caches import WAIT_S, a_cache, filled, in_thread
+from core_caches import WAIT_S, a_cache, filled, in_child, in_thread
 from core_plugins import Plugins
 from core_toys import Script
 
@@ -188,6 +188,12 @@ def test_an_observer_whose_module_registers_another_does_not_hang(plugins: Plugi
     plugins.distribution("a", {"observing": "observing:observer"}, group="hicache.observers")
     hub = in_thread(observers.active)()
     assert len(hub._manager.get_plugins()) == 2
+
+
+@pytest.mark.clause("C12")
+def test_c12_a_forks_child_does_not_wait_for_a_scan_of_the_parent() -> None:
+    with observers._lock:
+        assert in_child(lambda: observers.active() is None) == "ok"
 
 
 def test_pluggy_is_not_imported_without_observers() -> None:

@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from core_caches import in_child
 from core_plugins import Plugins
 
 from hicache_core.errors import BackendBlocked, BackendConflict, BackendNotFound
@@ -252,6 +253,16 @@ def test_an_allowed_name_that_is_not_installed_is_said(
     plugins.distribution("a", {"acme": "a:SPEC"})
     monkeypatch.setenv("HICACHE_BACKENDS_ALLOW", "acme,gone")
     assert allowed_but_missing() == ["gone"]
+
+
+# Forks.
+
+
+@pytest.mark.clause("C12")
+def test_c12_a_forks_child_does_not_wait_for_a_scan_of_the_parent(plugins: Plugins) -> None:
+    plugins.distribution("hicache-acme", {"acme": "acme_spec:SPEC"})
+    with registry._lock:
+        assert in_child(lambda: registry.find("acme").target == "acme_spec:SPEC") == "ok"
 
 
 # The scan itself, not narrowed to a test's folders.

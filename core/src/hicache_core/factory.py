@@ -137,9 +137,18 @@ def open_storage(storage: HiCacheStorage, pools: Sequence[HostPool]) -> None:
     """Open an instance and hold it to its spec: a backend may narrow its promises, never widen them.
 
     Raises:
-        HiCacheError: whatever open raised; BackendIncompatible when it promises more than declared.
+        HiCacheError: whatever open raised; BackendIncompatible when it promises more than declared;
+            BackendDependencyMissing when open did not find a module that the spec requires.
     """
-    storage.open(pools)
+    try:
+        storage.open(pools)
+    except ImportError as error:
+        missing, needed_by = _missing(error)
+        if _top(needed_by) not in {_top(requirement.module) for requirement in storage.spec.requires}:
+            raise
+        name = storage.spec.name
+        remedy = _install_line(name, missing, needed_by, storage.spec)
+        raise BackendDependencyMissing(name, missing, remedy=remedy) from error
     wider = storage.spec.capabilities.narrowing_violations(storage.capabilities)
     if wider:
         storage.close()
@@ -194,7 +203,7 @@ def import_target(target: str, provider: Provider, spec: BackendSpec | None = No
         missing, needed_by = _missing(error)
         if not missing or _top(missing) == _top(module_name):
             raise BackendImportFailed(provider.name, target, error, distribution=_origin(provider)) from error
-        remedy = _install_line(provider, missing, needed_by, spec)
+        remedy = _install_line(provider.name, missing, needed_by, spec)
         raise BackendDependencyMissing(provider.name, missing, remedy=remedy) from error
 
 
@@ -254,7 +263,17 @@ def _resolve(spec: BackendSpec, provider: Provider, options: Mapping[str, Any]) 
             remedy="Derive the model from hicache_core.options.Options.",
         )
     neighbours = () if provider.registered else registry.names()
-    return resolve(spec.name, model, options, neighbours=neighbours)
+    try:
+        return resolve(spec.name, model, options, neighbours=neighbours)
+    except HiCacheError:
+        raise
+    except Exception as error:
+        raise BackendIncompatible(
+            provider.name,
+            f"the options of backend '{provider.name}' could not be checked",
+            value=f"{type(error).__name__}: {error}",
+            remedy="Report it to the plugin's authors: a validator raises ValueError for what is not valid.",
+        ) from error
 
 
 def _dynamic_provider(options: dict[str, Any]) -> Provider:
@@ -278,14 +297,14 @@ def _missing(error: BaseException) -> tuple[str, str]:
     return "", ""
 
 
-def _install_line(provider: Provider, missing: str, needed_by: str, spec: BackendSpec | None) -> str:
+def _install_line(name: str, missing: str, needed_by: str, spec: BackendSpec | None) -> str:
     for requirement in spec.requires if spec else ():
         if _top(requirement.module) == _top(needed_by):
             lines = [requirement.pip] if requirement.pip else []
             lines += [f"apt-get install {requirement.apt}"] if requirement.apt else []
             if lines:
                 return f"Run: {'; '.join(lines)}"
-    hint = INSTALL_HINTS.get(provider.name)
+    hint = INSTALL_HINTS.get(name)
     return f"Run: {hint}" if hint else f"Install the distribution that provides '{missing}'."
 
 

@@ -103,7 +103,7 @@ class Guard:
         self._ended = True
         session, self.session = self.session, None
         if session is not None:
-            self._end(session)
+            self._end(session, self.config.timeout_s)
 
     def end_in_child(self) -> None:
         """Answer misses in a fork's child; takes no lock."""
@@ -351,7 +351,7 @@ class Guard:
     def _successor(self, old: Session) -> Session:
         """Let the storage itself change its namespace if no call of the old one can still be running."""
         if not old.close(self.config.timeout_s) or old.abandoned:
-            self._end(old)
+            self._end(old, 0.0)
             return self._new_session()
         pools = [p for p in self.pools.values() if p.segments and old.serves(p)]
         try:
@@ -383,10 +383,10 @@ class Guard:
             storage, self.config.namespace, timeout_s=self.config.timeout_s, on_late=self._note_late
         )
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: Session, timeout_s: float) -> None:
         started = time.monotonic()
-        session.close(self.config.timeout_s)
-        left = self.config.timeout_s - (time.monotonic() - started)
+        session.close(timeout_s)
+        left = timeout_s - (time.monotonic() - started)
         try:
             run_apart(session.storage.close, max(left, 0.0) + GRACE_S, what=f"closing '{self.name}'")
         except BaseException as error:

@@ -7,6 +7,7 @@ imported and an operation pays for one comparison with None.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Mapping
@@ -43,6 +44,14 @@ class OperationEvent:
 _lock = threading.Lock()
 _hub: Hub | None = None
 _scanned_path: tuple[str, ...] | None = None
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # the old one may be held by a thread that is not there any more
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def register(observer: object) -> None:

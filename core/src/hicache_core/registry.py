@@ -74,6 +74,10 @@ class Registry:
         self._scanned: dict[str, list[Provider]] = {}
         self._scanned_path: tuple[str, ...] | None = None
 
+    def after_fork_in_child(self) -> None:
+        """Take a new lock: the old one may be held by a thread that is not there any more."""
+        self._lock = threading.Lock()
+
     def register(self, name: str, module_path: str, class_name: str) -> None:
         """Make a class known by name in this process; the last registration of a name wins."""
         with self._lock:
@@ -209,3 +213,4 @@ def _normalised(distribution: str) -> str:
 
 #: The process's registry.
 registry = Registry()
+os.register_at_fork(after_in_child=registry.after_fork_in_child)

@@ -103,7 +103,7 @@ class Session:
         if not self._running:
             return False
         now = time.monotonic()
-        late = [token for token, deadline in list(self._running.items()) if deadline < now]
+        late = [token for token, deadline in self._running.copy().items() if deadline < now]
         noticed = [token for token in late if self._running.pop(token, None) is not None]
         if noticed:
             self._bounce_from_now_on()
