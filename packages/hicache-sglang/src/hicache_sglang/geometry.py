@@ -187,12 +187,15 @@ def _flat_order(segments: tuple[Segment, ...], pool: Any) -> tuple[Segment, ...]
 def _whole_page_nbytes(pool: Any) -> int:
     """Give the bytes that a pool keeps a page, everything included.
 
-    Pools of page rows (DeepSeek V4, QSA) say the bytes of one layer's row, the
-    others the bytes of one token, over all layers and buffers.
+    Pools of page rows say the bytes of one layer's row (DeepSeek V4, QSA) or of all
+    of them (MiniMax NVFP4), the others the bytes of one token over all layers and buffers.
     """
     row = int(getattr(pool, "item_bytes", 0) or getattr(pool, "state_page_bytes", 0) or 0)
     if row:
         return row * int(getattr(pool, "layer_num", 0) or 0)
+    page = getattr(pool, "page_bytes", 0)
+    if isinstance(page, int) and page:
+        return page
     return int(getattr(pool, "size_per_token", 0) or 0) * int(getattr(pool, "page_size", 0) or 1)
 
 

@@ -1,0 +1,141 @@
+"""What becomes of each kind of host pool of SGLang 0.5.23 that the trees do not build; prints one JSON object."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import types
+from typing import Any
+
+import cpu_copies
+import sgl_toy
+import torch
+
+cpu_copies.apply()
+
+from hicache_sglang.adapter import HiCacheSGLang  # noqa: E402
+from hicache_sglang.geometry import PoolRefused, geometry_of  # noqa: E402
+from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
+from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool, LogicalHostPool  # noqa: E402
+from sglang.srt.mem_cache.page_interleave import PageInterleavePlacement, PageShardSpec  # noqa: E402
+from sglang.srt.mem_cache.pool_host.page_interleave import PageInterleaveHostPool  # noqa: E402
+from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool  # noqa: E402
+
+PAGE, PAGES, ROW = 16, 6, 48
+EXTRA = {"backend_name": "dynamic", "interface_v1": 1, "options": sgl_toy.OPTIONS}
+
+
+def deepseek(layout: str, name: str = "deepseek_v4_c4", layers: int = 3) -> Any:
+    return DeepSeekV4PagedHostPool(
+        pool_name=name,
+        device_buffers=[torch.zeros(PAGES, ROW, dtype=torch.uint8) for _ in range(layers)],
+        item_bytes=ROW,
+        num_host_pages=PAGES,
+        slot_page_size=PAGE,
+        layout=layout,
+        pin_memory=False,
+        page_aligned_only=True,
+    )
+
+
+def envelope() -> Any:
+    buffer = torch.zeros(PAGES, 64 * PAGE, dtype=torch.uint8)
+    device = types.SimpleNamespace(
+        get_page_envelope_buffer=lambda: buffer,
+        get_contiguous_buf_infos=lambda: ([buffer.data_ptr()], [buffer.nbytes], [64 * PAGE]),
+        grow_direction="up",
+        page_size=PAGE,
+        size=PAGES * PAGE,
+        host_capacity_tokens=None,
+        start_layer=0,
+        end_layer=1,
+        device="cpu",
+    )
+    return UnifiedPageEnvelopeHostPool(device, 2.0, 0, PAGE, "page_first", pin_memory=False)
+
+
+def interleaved() -> Any:
+    spec = PageShardSpec(shard_rank=0, shard_size=2, page_size=PAGE, max_prefix_tokens=PAGE, chunk_tokens=PAGE)
+    return PageInterleaveHostPool(deepseek("page_first"), PageInterleavePlacement(spec))
+
+
+def attach(kv: Any, *, is_mla: bool = True) -> HiCacheSGLang:
+    config = HiCacheStorageConfig(
+        tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=is_mla,
+        enable_storage_metrics=False, is_page_first_layout=True, model_name="m", extra_config=dict(EXTRA),
+    )  # fmt: skip
+    backend = HiCacheSGLang(config, {})
+    backend.register_mem_pool_host(kv)
+    return backend
+
+
+def refusal(pool: Any) -> str:
+    """What attaching it says; the pool's pages must not be touched."""
+    try:
+        attach(pool)
+    except PoolRefused as error:
+        return error.value
+    return "served"
+
+
+def logical_anchor(layout: str) -> str:
+    """DeepSeek V4: a KV pool without bytes, and two sidecars that decide."""
+    sgl_toy.STORE.clear()
+    anchor = LogicalHostPool(PAGES * PAGE, PAGE, layout)
+    pools = {"deepseek_v4_c4": deepseek(layout), "swa": deepseek(layout, "swa", 2)}
+    backend = attach(anchor)
+    for name, pool in {"kv": anchor, **pools}.items():
+        backend.register_mem_host_pool_v2(pool, PoolName(name))
+    backend.on_host_pools_registered()
+    for pool in pools.values():
+        for part in pool.kv_buffer if isinstance(pool.kv_buffer, list) else [pool.kv_buffer]:
+            part.copy_(torch.randint(0, 256, part.shape, dtype=torch.uint8))
+    keys = [f"{n:064x}" for n in range(4)]
+    at = torch.arange(4 * PAGE)
+    c4 = PoolTransfer(name=PoolName.DEEPSEEK_V4_C4, host_indices=at, keys=keys, indices_from_pool=PoolName.KV)
+    swa = PoolTransfer(name=PoolName.SWA, host_indices=at[PAGE : 3 * PAGE], keys=keys[1:3],
+                       hit_policy=PoolHitPolicy.TRAILING_PAGES)  # fmt: skip
+    wanted = [pools["deepseek_v4_c4"].get_data_page(n * PAGE).clone() for n in range(4)]
+    empty = backend.batch_exists_v2(keys, [c4, swa])
+    stored = backend.batch_set_v2([c4, swa])
+    anchored = backend.batch_set_v1(keys, at)
+    hit = backend.batch_exists_v2(keys, [c4, swa])
+    other = torch.cat([torch.arange(5 * PAGE, 6 * PAGE), torch.arange(4 * PAGE, 5 * PAGE)])
+    loaded = backend.batch_get_v2([PoolTransfer(name=PoolName.DEEPSEEK_V4_C4, host_indices=other, keys=keys[:2])])
+    got = [pools["deepseek_v4_c4"].get_data_page(n * PAGE) for n in (5, 4)]
+    kv = backend.batch_get_v1(keys, at)
+    backend.close()
+    good = (
+        (empty.kv_hit_pages, empty.restorable_prefix_pages) == (0, [])
+        and stored == {"deepseek_v4_c4": [True] * 4, "swa": [True] * 2}
+        and anchored == kv == [True] * 4
+        and (hit.kv_hit_pages, hit.restorable_prefix_pages) == (3, [3])
+        and loaded == {"deepseek_v4_c4": [True] * 2}
+        and all(map(torch.equal, got, wanted[:2]))
+        and not any(".kv_" in key for key in sgl_toy.STORE)
+    )
+    return "ok" if good else f"FAILED: {empty} {stored} {anchored} {hit} {loaded} {kv}"
+
+
+def main() -> None:
+    logging.disable(logging.CRITICAL)
+    found = {
+        "envelope": refusal(envelope()),
+        "interleaved": refusal(interleaved()),
+        "deepseek segments": [len(geometry_of(deepseek(layout)).segments) for layout in ("layer_first", "page_first")],
+        "deepseek bytes": geometry_of(deepseek("page_first")).page_nbytes,
+        "anchor layer_first": logical_anchor("layer_first"),
+        "anchor page_first": logical_anchor("page_first"),
+        "anchor page_first_direct": logical_anchor("page_first_direct"),
+    }
+    sys.stdout.write("RESULT " + json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Host pools of SGLang 0.5.23 that the trees of a test cannot build, as real objects."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def found(engine):
+    return json.loads(engine("pool_cases.py"))
+
+
+def test_a_pool_whose_pages_move_is_refused(found):
+    assert found["envelope"] == "its pages move while they are in use (a shared, compacting arena)"
+
+
+def test_a_pool_interleaved_over_ranks_is_refused(found):
+    assert found["interleaved"] == "its pages are interleaved over the ranks, so no rank holds a whole chain"
+
+
+def test_page_rows_are_whole_though_their_size_per_token_is_a_rows(found):
+    assert (found["deepseek segments"], found["deepseek bytes"]) == ([3, 1], 144)
+
+
+@pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])
+def test_a_logical_anchor_is_present_where_its_sidecars_are(found, layout):
+    assert found[f"anchor {layout}"] == "ok"
