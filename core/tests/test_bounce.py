@@ -18,8 +18,10 @@ from hicache_core.bounce import MAX_ABANDONED, Bouncer, pages_a_call, run_apart
 from hicache_core.cache import HiCache
 from hicache_core.capabilities import Capabilities
 from hicache_core.errors import BackendTimeout, BackendUnavailable
+from hicache_core.identity import Identity
 from hicache_core.memory import HostPool, Pages
 from hicache_core.status import Status
+from hicache_core.storage import HiCacheStorageConfig
 
 OK, MISS, UNAVAILABLE, TIMEOUT = Status.OK, Status.MISS, Status.UNAVAILABLE, Status.TIMEOUT
 
@@ -179,6 +181,27 @@ def test_more_callers_than_workers_wait_for_their_turn() -> None:
         assert [wait() for wait in waits] == [[OK]] * 16
         assert len(script.storages[0]._pools) <= 1 + MAX_ABANDONED
     assert [page_bytes(pool.pages([16 + at]), 0) for at in range(16)] == [noise(at, 64) for at in range(16)]
+
+
+def test_a_storage_that_lives_through_a_rebind_forgets_the_private_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it would keep memory registered that is given back to the system."""
+
+    def keep_all(storage: ScriptedStorage, config: HiCacheStorageConfig, pools: Sequence[HostPool]) -> Any:
+        kept.append(list(storage._pools.values()))
+        storage.config = config
+        return storage
+
+    pool, script = a_pool(), Script()
+    kept: list[list[HostPool]] = []
+    monkeypatch.setattr(ScriptedStorage, "rebind", keep_all)
+    with a_cache(script, pool, bounce=True) as cache:
+        cache.set(["a"], filled(pool, 0))
+        cache.rebind(Identity.for_tests(tenant="b"))
+        assert cache.set(["a"], filled(pool, 0)) == [OK]
+    assert kept == [[pool]]
+    assert len(script.storages) == 1
 
 
 # When it is used.

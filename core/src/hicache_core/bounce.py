@@ -87,6 +87,13 @@ class Bouncer:
         job = _Job(lambda known: self._on_private(known, slots, lambda: self._storage.batch_set(keys, slots)))
         return self._finish(worker, job, deadline)
 
+    def forget_memory(self) -> None:
+        """Have the storage forget the private memory, which ends with the workers; no call runs."""
+        with self._lock:
+            private = [pool for worker in self._idle for pool in worker.known_pools()]
+        for pool in private:
+            self._storage.drop_pool(pool)
+
     def close(self) -> None:
         """Let the workers end; those left behind end with their native calls."""
         with self._lock:
@@ -203,6 +210,10 @@ class _Worker:
             memory = mmap.mmap(-1, component.page_nbytes * pages_a_call(component))
             pool = self._pools[component] = HostPool.from_buffer(memory, component)
         return pool.pages(range(count))
+
+    def known_pools(self) -> list[HostPool]:
+        """Give the private memory that the backend was told of."""
+        return [pool for pool in self._pools.values() if id(pool) in self._known]
 
     def _run(self, bouncer: Bouncer) -> None:
         while (job := self.jobs.get()) is not None:

@@ -356,7 +356,7 @@ class Guard:
         pools = [p for p in self.pools.values() if p.segments and old.serves(p)]
         try:
             storage = self._apart(
-                "rebinding", lambda: old.storage.rebind(self.config, pools), late=lambda fresh: fresh.close()
+                "rebinding", lambda: old.rebound(self.config, pools), late=lambda fresh: fresh.close()
             )
         finally:
             self._over(old)

@@ -23,7 +23,7 @@ from hicache_core.identity import Namespace
 from hicache_core.lifecycle import VerbGate
 from hicache_core.memory import HostPool, Pages
 from hicache_core.status import OK, Status
-from hicache_core.storage import HiCacheStorage
+from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig
 
 T = TypeVar("T")
 
@@ -182,6 +182,11 @@ class Session:
     def close(self, timeout_s: float) -> bool:
         """Refuse new calls and wait for running ones; False when some still run."""
         return self.gate.close(timeout_s)
+
+    def rebound(self, config: HiCacheStorageConfig, pools: Sequence[HostPool]) -> HiCacheStorage:
+        """Let the storage change its namespace; it may live on, and this session's private memory does not."""
+        self._bouncer.forget_memory()
+        return self.storage.rebind(config, pools)
 
     def end(self) -> None:
         """Let the workers go; the storage is closed by now."""
