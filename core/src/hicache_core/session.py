@@ -184,7 +184,7 @@ class Session:
         return self.gate.close(timeout_s)
 
     def rebound(self, config: HiCacheStorageConfig, pools: Sequence[HostPool]) -> HiCacheStorage:
-        """Let the storage change its namespace; it may live on, and this session's private memory does not."""
+        """Let the storage change its namespace; it may live on, this session's private memory does not."""
         self._bouncer.forget_memory()
         return self.storage.rebind(config, pools)
 
