@@ -48,7 +48,7 @@ class EicOptions(Options):
     )
     nic_affinity: bool = Field(
         default=False,
-        description="Use the network interfaces that are near (enable_gpu_nic_affinity): those of the tables, "
+        description="Use the network interfaces that are near (enable_gpu_nic_affinity): of the tables, "
         "or else the nearest by the PCI topology in sysfs.",
     )
     gpu_nics: dict[str, str] = Field(

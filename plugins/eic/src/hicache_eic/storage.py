@@ -11,9 +11,7 @@ Facts: the surface of `eic` as open code uses it; native.py.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from ctypes import py_object, pythonapi
 from dataclasses import replace
@@ -27,17 +25,17 @@ from hicache_core.memory import HostPool, Pages
 from hicache_core.status import OK, Status
 from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig, Usage
 from hicache_eic.affinity import near_interfaces
-from hicache_eic.catalog import CHUNK_NBYTES, Record, Writer, everything
+from hicache_eic.catalog import CHUNK_NBYTES, Writer, everything
 from hicache_eic.native import Native, connect, load
 from hicache_eic.options import EicOptions
 from hicache_eic.record import HEAD_NBYTES, blank_head, copy_in, copy_out, judge, write_head
+from hicache_eic.remembered import Remembered
+from hicache_eic.shelf import Shelf, raise_trouble
 from hicache_eic.spec import SPEC
 from hicache_eic.workers import Memory, Worker, Workers, stride_of
 
 T = TypeVar("T")
 
-#: Keys that are remembered as bad, or as set with pages of another component.
-_MAX_REMEMBERED = 65_536
 _BAD = (Status.CORRUPT, Status.SIZE_MISMATCH)
 
 
@@ -50,8 +48,8 @@ class EICStorage(HiCacheStorage):
     def __init__(self, config: HiCacheStorageConfig, options: EicOptions) -> None:
         super().__init__(config, options)
         self._workers: Workers | None = None
-        self._bad = _Remembered()
-        self._odd = _Remembered()
+        self._bad = Remembered()
+        self._odd = Remembered()
 
     # Life.
 
@@ -127,7 +125,9 @@ class EICStorage(HiCacheStorage):
     def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         with self._gate:
             self._check(keys, locs)
-            first = {key: position for position, key in reversed(list(enumerate(keys)))}
+            first: dict[str, int] = {}
+            for position, key in enumerate(keys):
+                first.setdefault(key, position)
             names, positions = list(first), list(first.values())
             statuses = self._in_calls(names, locs.take(positions), self._set)
             self._bad.note(names, statuses, ())
@@ -260,7 +260,7 @@ class EICStorage(HiCacheStorage):
     def _there(
         self,
         eic: Native,
-        shelf: _Shelf,
+        shelf: Shelf,
         keys: Sequence[str],
         buffers: Sequence[tuple[int, int]],
         odd: set[str],
@@ -283,14 +283,14 @@ class EICStorage(HiCacheStorage):
     def _clear(self, eic: Native, worker: Worker, deadline: float) -> int:
         entries, closed = self._catalog(eic, worker, deadline)
         found = eic.delete(self._names(list(entries)), deadline)
-        _raise_trouble(found)
+        raise_trouble(found)
         eic.delete(closed, deadline)
         return found.count(OK)
 
     def _usage(self, eic: Native, worker: Worker, deadline: float) -> Usage:
         entries, _ = self._catalog(eic, worker, deadline)
         found = eic.exist(self._names(list(entries)), deadline)
-        _raise_trouble(found)
+        raise_trouble(found)
         sizes = [size for size, status in zip(entries.values(), found, strict=True) if status is OK]
         return Usage(len(sizes), sum(sizes), sum(sizes) + len(sizes) * HEAD_NBYTES, None)
 
@@ -299,7 +299,7 @@ class EICStorage(HiCacheStorage):
 
         def exist(names: Sequence[str]) -> list[Status]:
             statuses = eic.exist(names, deadline)
-            _raise_trouble(statuses)
+            raise_trouble(statuses)
             return statuses
 
         def fetch(names: Sequence[str], nbytes: int) -> list[bytes | None]:
@@ -307,13 +307,13 @@ class EICStorage(HiCacheStorage):
 
         return everything(self.config.namespace, exist, fetch)
 
-    def _shelf(self, worker: Worker, eic: Native) -> _Shelf:
+    def _shelf(self, worker: Worker, eic: Native) -> Shelf:
         if worker.luggage is None:
             chunks = self.options.max_keys // 32 + 2
-            worker.luggage = _Shelf(
+            worker.luggage = Shelf(
                 Writer(self.config.namespace), Memory(eic, (chunks + 1) * stride_of(CHUNK_NBYTES))
             )
-        shelf: _Shelf = worker.luggage
+        shelf: Shelf = worker.luggage
         return shelf
 
     # Helpers.
@@ -337,7 +337,7 @@ class EICStorage(HiCacheStorage):
     def _see_that_it_answers(self) -> None:
         deadline = self._deadline()
         name = self.config.namespace.qualify("~")
-        _raise_trouble(self._call(lambda eic, _: eic.exist([name], deadline), deadline))
+        raise_trouble(self._call(lambda eic, _: eic.exist([name], deadline), deadline))
 
     def _check_fits(self, page_nbytes: int) -> None:
         needed = stride_of(HEAD_NBYTES + page_nbytes)
@@ -360,81 +360,8 @@ class EICStorage(HiCacheStorage):
         return time.monotonic() + self.config.timeout_s
 
 
-class _Shelf:
-    """What a worker keeps for the catalogue: its writer, and memory for records."""
-
-    def __init__(self, writer: Writer, control: Memory) -> None:
-        self.writer = writer
-        self.control = control
-
-    def place(self, records: Sequence[Record]) -> list[tuple[int, int]]:
-        """Lay out records to be stored."""
-        places = []
-        for (view, (address, _)), record in zip(
-            self.control.values(len(records), CHUNK_NBYTES), records, strict=True
-        ):
-            view[: len(record.value)] = record.value
-            places.append((address, len(record.value)))
-        return places
-
-    def fetch(self, eic: Native, names: Sequence[str], nbytes: int, deadline: float) -> list[bytes | None]:
-        """Fetch records of one size; None for what is absent or cannot be had."""
-        found: list[bytes | None] = []
-        at_once = len(self.control.view) // stride_of(nbytes)
-        for start in range(0, len(names), at_once):
-            part = names[start : start + at_once]
-            values = self.control.values(len(part), nbytes)
-            buffers = [buffer for _, buffer in values]
-            statuses = eic.get(part, buffers, self.control.registered, deadline)
-            _raise_trouble(statuses)
-            found += [
-                bytes(view) if status is OK else None
-                for (view, _), status in zip(values, statuses, strict=True)
-            ]
-        return found
-
-
-class _Remembered:
-    """A bounded set of keys, the latest kept; thread-safe."""
-
-    def __init__(self) -> None:
-        self._keys: OrderedDict[str, None] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._keys
-
-    def add(self, keys: set[str]) -> None:
-        """Remember keys."""
-        if keys:
-            with self._lock:
-                self._keys.update(dict.fromkeys(keys))
-                while len(self._keys) > _MAX_REMEMBERED:
-                    self._keys.popitem(last=False)
-
-    def note(self, keys: Sequence[str], statuses: Sequence[Status], wanted: Sequence[Status]) -> None:
-        """Remember keys with one of these statuses, forget those that are OK."""
-        self.add({key for key, status in zip(keys, statuses, strict=True) if status in wanted})
-        if self._keys:
-            with self._lock:
-                for key, status in zip(keys, statuses, strict=True):
-                    if status is OK:
-                        self._keys.pop(key, None)
-
-
 def _holds(eic: Native, name: str, nbytes: int, deadline: float) -> bool:
     """True where a value is a whole page of this size; it has to be fetched for that."""
     value = memoryview(bytearray(nbytes))
     statuses = eic.get([name], [(address_of(value), nbytes)], False, deadline)
     return statuses == [OK] and judge(value) is OK
-
-
-def _raise_trouble(statuses: Sequence[Status]) -> None:
-    """Raise BackendUnavailable where the service gave no answer."""
-    bad = [status for status in statuses if status not in (OK, Status.MISS)]
-    if bad:
-        raise BackendUnavailable(
-            "EIC does not answer",
-            value=f"{len(bad)} of {len(statuses)} keys failed",
-            remedy="Look at the service.",
-        )

@@ -44,7 +44,7 @@ class Clock:
     def victims(self) -> Iterator[int]:
         """Give idle pages, each taken as it is given, until two rounds have found no more."""
         pages = self._pages
-        left = 2 * len(pages)
+        left = 2 * len(pages) + 3  # the end of the file is met three times at most
         while left > 0:
             found = pages.find(_IDLE, self._hand)
             stop = found if found >= 0 else len(pages)

@@ -49,6 +49,8 @@ class Hf3fsHarness(BaseHarness):
         self._address = "127.0.0.1:0"
         self._generation = 0
         self._file_nbytes = FILE_NBYTES
+        #: ``--lease`` and ``--hold`` of the server, where they are not to be its own.
+        self.terms: dict[str, float] = {}
 
     def available(self) -> str | None:
         missing = [name for name in ("fastapi", "uvicorn") if not self._local and find_spec(name) is None]
@@ -145,6 +147,7 @@ class Hf3fsHarness(BaseHarness):
         command = [sys.executable, "-m", "hicache_hf3fs.metadata_server"]
         command += ["--database", str(self._database()), "--host", host, "--port", port]
         command += ["--ready-file", str(ready)]
+        command += [word for name, seconds in self.terms.items() for word in (f"--{name}", str(seconds))]
         log = self._database().with_suffix(".log").open("ab")
         with log:
             self._server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -152,11 +152,13 @@ class Verbs:
 
 async def _body(receive: _Receive) -> bytes | None:
     """Read a request's body to its end; None where it is too long."""
-    body, more = b"", True
+    parts: list[bytes] = []
+    nbytes, more = 0, True
     while more:
         message = await receive()
-        body += message.get("body", b"")
+        parts.append(message.get("body", b""))
+        nbytes += len(parts[-1])
         more = message.get("more_body", False)
-        if len(body) > MAX_BODY_NBYTES:
+        if nbytes > MAX_BODY_NBYTES:
             return None
-    return body
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -171,21 +171,21 @@ class MetadataClient(Hf3fsMetadataInterface):
         )
         response = http.handle_request(request)
         content = response.read()
-        if response.status_code == 200:
-            return json.loads(content)
-        raise self._refusal(response, verb, rank)
-
-    def _refusal(self, response: httpx.Response, verb: str, rank: str) -> Exception:
+        status = response.status_code
         try:
-            answer = json.loads(response.content)
-        except ValueError:
-            answer = {}
-        if not isinstance(answer, dict):
-            answer = {}
-        known = unpack_error(response.status_code, answer, rank)
+            answer = json.loads(content)
+        except ValueError:  # a proxy, or another server
+            raise self._refusal(status, None, verb, rank) from None
+        if status == 200:
+            return answer
+        raise self._refusal(status, answer, verb, rank)
+
+    def _refusal(self, status: int, found: Any, verb: str, rank: str) -> Exception:
+        answer = found if isinstance(found, dict) else {}
+        known = unpack_error(status, answer, rank)
         if known is not None:
             return known
-        if response.status_code == 401:
+        if status == 401:
             remedy = "Set metadata_token to the server's token."
         elif not answer:
             remedy = "Correct metadata_url: that is not a hicache-hf3fs-metadata server."
@@ -194,7 +194,7 @@ class MetadataClient(Hf3fsMetadataInterface):
         text = answer.get("what", "") + (f": {answer['value']}" if answer.get("value") else "")
         return BackendUnavailable(
             f"the metadata server {self._url} refused '{verb}'",
-            value=f"HTTP {response.status_code} {text}".strip(),
+            value=f"HTTP {status} {text}".strip(),
             remedy=remedy,
         )
 

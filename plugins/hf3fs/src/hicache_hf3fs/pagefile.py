@@ -13,7 +13,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from hicache_core.errors import BackendIncompatible, BackendUnavailable, InvalidOptions
+from hicache_core.errors import BackendIncompatible, BackendUnavailable, InvalidArgument, InvalidOptions
 from hicache_hf3fs.metadata import PageFileLabel
 
 #: The header's room; pages begin after it, aligned to a disk's blocks.
@@ -47,9 +47,15 @@ class PageFile:
 def open_page_file(root: str, rank: str, page_nbytes: int, file_size: int) -> PageFile:
     """Open a rank's page file, or make it; two processes that make it at once end with the same one.
 
-    Raises: InvalidOptions (file_size holds no page), BackendIncompatible (another page size, size or format),
-        BackendUnavailable.
+    Raises: InvalidArgument (no bytes a page), InvalidOptions (file_size holds no page), BackendIncompatible
+        (another page size, size or format), BackendUnavailable.
     """
+    if page_nbytes < 1:
+        raise InvalidArgument(
+            f"pages of '{rank}' have no bytes",
+            value=f"{page_nbytes} bytes a page",
+            remedy="Do not store them.",
+        )
     if file_size < page_nbytes:
         complaint = f"file_size={file_size} bytes holds no page of '{rank}'; the least is {page_nbytes} bytes"
         raise InvalidOptions("hf3fs", [("file_size", complaint, "")])

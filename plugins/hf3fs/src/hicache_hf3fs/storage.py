@@ -71,7 +71,7 @@ class HiCacheHF3FS(HiCacheStorage):
             self._client = make_client(options, network=network)
             self._metadata = connect_metadata(options, self.config, deadline=deadline)
             for pool in pools:
-                self._file(pool.component.key, pool.component.page_nbytes, deadline)
+                self._serve(pool, deadline)
         except BaseException:
             self._give_back()
             raise
@@ -88,7 +88,7 @@ class HiCacheHF3FS(HiCacheStorage):
 
     def add_pool(self, pool: HostPool) -> None:
         with self._verb():
-            self._file(pool.component.key, pool.component.page_nbytes, self._deadline())
+            self._serve(pool, self._deadline())
             super().add_pool(pool)
 
     def close(self) -> None:
@@ -231,7 +231,9 @@ class HiCacheHF3FS(HiCacheStorage):
         self, meta: Hf3fsMetadataInterface, keys: Sequence[str], locs: Pages, deadline: float
     ) -> list[Status]:
         file = self._file(locs.component.key, locs.nbytes, deadline)
-        first = {key: position for position, key in reversed(list(enumerate(keys)))}
+        first: dict[str, int] = {}
+        for position, key in enumerate(keys):
+            first.setdefault(key, position)
         names, lease = list(first), new_ticket()
         taken = self._reserve(meta, file, names, lease, deadline)
         outcome: dict[str, Status] = {}
@@ -296,6 +298,11 @@ class HiCacheHF3FS(HiCacheStorage):
         }
 
     # Page files.
+
+    def _serve(self, pool: HostPool, deadline: float) -> None:
+        """Have a pool's page file; a component without bytes has none."""
+        if pool.component.page_nbytes:
+            self._file(pool.component.key, pool.component.page_nbytes, deadline)
 
     def _file(self, rank: str, page_nbytes: int, deadline: float) -> PageFile:
         """Give the open page file of a rank, opened and agreed on with the metadata on first need."""

@@ -1,0 +1,128 @@
+"""The page file: its header, who may open it, and two that make it at once."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+from hf3fs_builders import NBYTES
+
+from hicache_core.errors import BackendIncompatible, BackendUnavailable, InvalidOptions
+from hicache_hf3fs.mounts import file_system_of, is_network
+from hicache_hf3fs.pagefile import HEADER_NBYTES, open_page_file
+
+
+def test_a_new_file_is_preallocated_private_and_found_again(tmp_path):
+    made = open_page_file(str(tmp_path / "root"), "kv", NBYTES, 8 * NBYTES + 100)
+    about = os.stat(made.path)
+    assert (about.st_size, stat.S_IMODE(about.st_mode)) == (HEADER_NBYTES + 8 * NBYTES, 0o600)
+    assert about.st_blocks * 512 >= about.st_size, "not preallocated"
+    assert (made.offset(0), made.offset(7)) == (HEADER_NBYTES, HEADER_NBYTES + 7 * NBYTES)
+    made.close()
+    again = open_page_file(str(tmp_path / "root"), "kv", NBYTES, 8 * NBYTES)
+    assert again.label == made.label
+    again.close()
+    assert os.listdir(tmp_path / "root") == ["kv.pages"]
+
+
+def test_a_file_too_small_for_one_page_names_the_least(tmp_path):
+    with pytest.raises(InvalidOptions) as caught:
+        open_page_file(str(tmp_path), "kv", NBYTES, NBYTES - 1)
+    assert f"the least is {NBYTES} bytes" in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("at", "byte", "said"),
+    [(0, b"X", "is not a page file"), (30, b"\xff", "its header is damaged")],
+    ids=["another magic", "a flipped byte"],
+)
+def test_a_damaged_header_is_refused(tmp_path, at, byte, said):
+    made = open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
+    os.pwrite(made.fd, byte, at)
+    made.close()
+    with pytest.raises(BackendIncompatible) as caught:
+        open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
+    assert said in str(caught.value)
+    assert "Move it away" in str(caught.value)
+
+
+def test_another_format_is_refused_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr("hicache_hf3fs.pagefile.FORMAT_VERSION", 2)
+    open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES).close()
+    monkeypatch.undo()
+    with pytest.raises(BackendIncompatible) as caught:
+        open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
+    assert "version 2, this program reads 1" in str(caught.value)
+
+
+def test_no_symbolic_link_is_followed(tmp_path):
+    (tmp_path / "target").write_bytes(b"mine")
+    (tmp_path / "kv.pages").symlink_to(tmp_path / "target")
+    with pytest.raises(BackendUnavailable):
+        open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
+    assert (tmp_path / "target").read_bytes() == b"mine"
+
+
+def test_no_room_is_said_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(descriptor, offset, nbytes):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(BackendUnavailable) as caught:
+        open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
+    assert "lower file_size" in str(caught.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_system_without_preallocation_or_links_works(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    monkeypatch.setattr(os, "link", unsupported)
+    made = open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
+    assert os.stat(made.path).st_size == HEADER_NBYTES + 8 * NBYTES
+    made.close()
+    assert os.listdir(tmp_path) == ["kv.pages"]
+
+
+_MAKE = """
+import sys
+from hicache_hf3fs.pagefile import open_page_file
+sys.stdin.read(1)
+print(open_page_file(sys.argv[1], "kv", 4096, 32768).label.file_id)
+"""
+
+
+def test_processes_that_make_a_file_at_once_end_with_the_same_one(tmp_path):
+    command = [sys.executable, "-c", _MAKE, str(tmp_path)]
+    makers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    for maker in makers:
+        maker.stdin.write("x")
+        maker.stdin.flush()
+    said = {maker.communicate(timeout=60)[0].strip() for maker in makers}
+    assert len(said) == 1
+    assert len(said.pop()) == 32
+    assert os.listdir(tmp_path) == ["kv.pages"]
+
+
+def test_the_kind_of_a_file_system_is_that_of_the_longest_mount(tmp_path):
+    table = tmp_path / "mountinfo"
+    inside = tmp_path / "a mount" / "folder"
+    inside.mkdir(parents=True)
+    escaped = str(tmp_path / "a mount").replace(" ", "\\040")
+    table.write_text(
+        "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
+        f"30 22 0:40 / {escaped} rw,nosuid - fuse.hf3fs hf3fs rw\n"
+        f"31 22 0:41 / {escaped}x rw - nfs4 server:/ rw\n"
+    )
+    assert file_system_of(str(inside), str(table)) == "fuse.hf3fs"
+    assert file_system_of(str(tmp_path), str(table)) == "ext4"
+    assert file_system_of(str(tmp_path), str(tmp_path / "absent")) == ""
+    assert is_network(str(tmp_path)) is False

@@ -1,0 +1,316 @@
+"""The page table against a dictionary, and its parts one by one."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from contextlib import closing
+
+import pytest
+from hf3fs_builders import NBYTES, keys_of
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from hicache_core import Status
+from hicache_core.errors import BackendIncompatible, BackendUnavailable
+from hicache_hf3fs._clock import Clock, Holds, Leases
+from hicache_hf3fs._pagetable import PageTable
+from hicache_hf3fs._schema import connect, inconsistencies
+from hicache_hf3fs.metadata import NO_PAGE, MetadataUsage, PageFileLabel, PageRef, Terms, Written
+
+PAGES = 12
+LABEL = PageFileLabel("a" * 32, NBYTES, PAGES)
+OTHER = PageFileLabel("b" * 32, 2 * NBYTES, PAGES)
+TERMS = Terms(lease_s=60.0, hold_s=15.0)
+
+
+def a_table(path, *, now=0.0, after_crash=False) -> PageTable:
+    table = PageTable(str(path), TERMS, now=now, after_crash=after_crash)
+    table.initialize("kv", LABEL)
+    return table
+
+
+def stored(
+    table, keys, *, rank="kv", namespace="n", now=0.0, lease=1, nbytes=NBYTES, checksum=7
+) -> list[int]:
+    taken = table.reserve(rank, namespace, keys, lease, now)
+    written = [
+        Written(k, r.page, nbytes, checksum) for k, r in zip(keys, taken, strict=True) if not r.existed
+    ]
+    table.confirm(rank, namespace, written, [], lease)
+    return [r.page for r in taken]
+
+
+def refs(table, keys, *, namespace="n", now=0.0) -> list[PageRef | None]:
+    found = table.get(namespace, keys, 99, now)
+    table.end_read(99)
+    return found
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Random verbs on a table, beside a dictionary of what must be stored unless it was evicted."""
+
+    KEYS = keys_of(20)
+    batches = st.lists(st.integers(0, 19), min_size=1, max_size=6)
+    namespaces = st.sampled_from(["n", "m"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(prefix="hicache-hf3fs-table-")
+        self.path = f"{self.folder.name}/m.sqlite"
+        self.now, self.tickets = 0.0, 0
+        self.table = a_table(self.path)
+        self.pages: dict[tuple[str, str], int] = {}
+        self.holding: dict[int, set[int]] = {}
+        self.reserved: dict[int, tuple[str, list[str], list[int], float]] = {}
+
+    def ticket(self) -> int:
+        self.tickets += 1
+        return self.tickets
+
+    @rule(batch=batches, namespace=namespaces)
+    def reserve(self, batch, namespace) -> None:
+        keys, lease = [self.KEYS[i] for i in batch], self.ticket()
+        found = self.table.reserve("kv", namespace, keys, lease, self.now)
+        taken = [r.page for r in found if not r.existed and r.page != NO_PAGE]
+        assert len(set(taken)) == len(taken)
+        for ticket, held in self.holding.items():
+            assert not held & set(taken), f"a page that read {ticket} holds was given away"
+        for _, _, pages, end in self.reserved.values():
+            assert end <= self.now or not set(pages) & set(taken), "a page was given to two writers"
+        for key, reservation in zip(keys, found, strict=True):
+            if reservation.existed:
+                assert self.pages[namespace, key] == reservation.page
+        self.pages = {name: page for name, page in self.pages.items() if page not in taken}
+        wanted = [key for key, r in zip(keys, found, strict=True) if not r.existed and r.page != NO_PAGE]
+        self.reserved[lease] = (namespace, wanted, taken, self.now + TERMS.lease_s)
+
+    @rule(data=st.data(), keep=st.booleans())
+    def confirm(self, data, keep) -> None:
+        if not self.reserved:
+            return
+        lease = data.draw(st.sampled_from(sorted(self.reserved)))
+        namespace, keys, pages, end = self.reserved.pop(lease)
+        written = [Written(k, p, NBYTES, 7) for k, p in zip(keys, pages, strict=True)] if keep else []
+        kept = self.table.confirm("kv", namespace, written, [] if keep else pages, lease)
+        for page, ok in zip(written, kept, strict=True):
+            assert ok or end <= self.now
+            if ok:
+                self.pages.setdefault((namespace, page.key), page.page)
+
+    @rule(batch=batches, namespace=namespaces, hold=st.booleans())
+    def get(self, batch, namespace, hold) -> None:
+        keys, ticket = [self.KEYS[i] for i in batch], self.ticket()
+        found = self.table.get(namespace, keys, ticket, self.now)
+        for key, ref in zip(keys, found, strict=True):
+            assert (ref and ref.page) == self.pages.get((namespace, key)), key
+        if hold:
+            self.holding[ticket] = {ref.page for ref in found if ref}
+        else:
+            self.table.end_read(ticket)
+
+    @rule()
+    def end_reads(self) -> None:
+        for ticket in self.holding:
+            self.table.end_read(ticket)
+        self.holding.clear()
+
+    @rule(batch=batches, namespace=namespaces)
+    def delete(self, batch, namespace) -> None:
+        keys = [self.KEYS[i] for i in batch]
+        wanted = [self.pages.pop((namespace, key), None) is not None for key in keys]
+        assert self.table.delete(namespace, keys) == wanted
+
+    @rule(namespace=namespaces)
+    def clear(self, namespace) -> None:
+        mine = [name for name in self.pages if name[0] == namespace]
+        assert self.table.clear(namespace) == len(mine)
+        self.pages = {name: page for name, page in self.pages.items() if name[0] != namespace}
+
+    @rule(seconds=st.sampled_from([1.0, 16.0, 61.0]))
+    def wait(self, seconds) -> None:
+        self.now += seconds
+        if seconds > TERMS.hold_s:
+            self.holding.clear()
+
+    @rule()
+    def crash(self) -> None:
+        """Abandon the table without closing it, as kill -9 does, and open the database again."""
+        self.abandoned = self.table
+        self.table = a_table(self.path, now=self.now, after_crash=True)
+        self.now += TERMS.hold_s  # the holds of the earlier life
+        self.holding.clear()
+        for lease, (namespace, keys, pages, _) in self.reserved.items():
+            self.reserved[lease] = (namespace, keys, pages, self.now + TERMS.lease_s)
+
+    @invariant()
+    def every_page_has_one_owner(self) -> None:
+        with closing(sqlite3.connect(self.path)) as base:
+            assert inconsistencies(base) == []
+        for namespace in ("n", "m"):
+            mine = sum(name[0] == namespace for name in self.pages)
+            assert self.table.usage(namespace)[:2] == (mine, mine * NBYTES)
+
+    def teardown(self) -> None:
+        self.table.close()
+        self.folder.cleanup()
+
+
+# A reservation whose confirmation comes after its lease may find its pages gone or still there: both are
+# told.
+TableMachine.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestTableMachine = TableMachine.TestCase
+
+
+def test_a_lease_that_ended_confirms_nothing_that_was_given_away(tmp_path):
+    table = a_table(tmp_path / "m.sqlite")
+    pages = [r.page for r in table.reserve("kv", "n", keys_of(PAGES), 1, 0.0)]
+    assert sorted(stored(table, keys_of(PAGES, "later"), now=61.0, lease=2)) == sorted(pages)
+    written = [Written(k, p, NBYTES, 7) for k, p in zip(keys_of(PAGES), pages, strict=True)]
+    assert table.confirm("kv", "n", written, [], 1) == [False] * PAGES
+    assert table.exists("n", keys_of(PAGES)) == [False] * PAGES
+    table.close()
+
+
+def test_a_lease_that_ended_still_confirms_pages_that_nobody_took(tmp_path):
+    table = a_table(tmp_path / "m.sqlite")
+    (taken,) = table.reserve("kv", "n", keys_of(1), 1, 0.0)
+    assert table.confirm("kv", "n", [Written(keys_of(1)[0], taken.page, NBYTES, 7)], [], 1) == [True]
+    table.close()
+
+
+def test_a_repeated_request_takes_no_second_page(tmp_path):
+    table = a_table(tmp_path / "m.sqlite")
+    for _ in range(3):
+        table.reserve("kv", "n", keys_of(4), 1, 0.0)
+    assert table.counts()["pages_reserved"] == 4
+    written = [Written(k, r.page, NBYTES, 7) for k, r in zip(keys_of(4), _again(table), strict=True)]
+    assert [table.confirm("kv", "n", written, [], 1) for _ in range(3)] == [[True] * 4] * 3
+    assert table.usage("n") == MetadataUsage(4, 4 * NBYTES, 4 * NBYTES, 1)
+    table.close()
+
+
+def _again(table):
+    return table.reserve("kv", "n", keys_of(4), 1, 0.0)
+
+
+def test_what_a_reservation_reports_as_stored_makes_no_room_for_its_rest(tmp_path):
+    table = a_table(tmp_path / "m.sqlite")
+    stored(table, keys_of(PAGES))
+    found = table.reserve("kv", "n", [*keys_of(PAGES)[:6], *keys_of(10, "new")], 2, 0.0)
+    assert [r.existed for r in found] == [True] * 6 + [False] * 10
+    assert [r.page == NO_PAGE for r in found[6:]] == [False] * 6 + [True] * 4
+    assert table.exists("n", keys_of(PAGES)[:6]) == [True] * 6
+    table.close()
+
+
+def test_a_page_found_corrupt_is_not_contained_and_the_next_set_replaces_it(tmp_path):
+    table = a_table(tmp_path / "m.sqlite")
+    keys = keys_of(2)
+    stored(table, keys)
+    (ref, _) = refs(table, keys)
+    table.report_bad("n", [(keys[0], ref, Status.CORRUPT)])
+    assert table.exists("n", keys) == [False, True]
+    assert refs(table, keys)[0] == ref._replace(corrupt=True)
+    stored(table, keys[:1], lease=2, checksum=8)
+    assert refs(table, keys)[0].checksum == 8
+    assert table.exists("n", keys) == [True, True]
+    table.report_bad("n", [(keys[0], ref, Status.CORRUPT)])
+    assert table.exists("n", keys) == [True, True], "a report about a page that was replaced counts no more"
+    table.close()
+
+
+def test_a_page_of_another_size_is_replaced_by_a_set_and_not_by_the_size_it_has(tmp_path):
+    table = a_table(tmp_path / "m.sqlite")
+    table.initialize("large", OTHER)
+    keys = keys_of(1)
+    stored(table, keys)
+    (ref,) = refs(table, keys)
+    table.report_bad("n", [(keys[0], ref, Status.SIZE_MISMATCH)])
+    assert table.exists("n", keys) == [False]
+    assert table.reserve("kv", "n", keys, 2, 0.0) == [(True, ref.page)]
+    assert table.exists("n", keys) == [True]
+    stored(table, keys, rank="large", nbytes=2 * NBYTES, lease=3)
+    assert [(r.rank, r.nbytes) for r in refs(table, keys)] == [("large", 2 * NBYTES)]
+    assert table.usage("n") == MetadataUsage(1, 2 * NBYTES, 2 * NBYTES, 2)
+    table.close()
+
+
+def test_a_server_that_was_killed_gives_out_no_old_page_before_its_reads_have_ended(tmp_path):
+    path = tmp_path / "m.sqlite"
+    table = a_table(path)
+    pages = stored(table, keys_of(8))
+    table.delete("n", keys_of(8)[:4])
+    table = a_table(path, now=100.0, after_crash=True)
+    early = table.reserve("kv", "n", keys_of(PAGES, "early"), 5, 101.0)
+    assert {r.page for r in early} == {*range(8, PAGES), NO_PAGE}
+    late = table.reserve("kv", "n", keys_of(8, "late"), 6, 116.0)
+    assert sorted(r.page for r in late) == sorted(pages)
+    table.close()
+
+
+def test_a_cleared_namespace_gives_its_pages_back_as_they_are_needed(tmp_path):
+    table = a_table(tmp_path / "m.sqlite")
+    stored(table, keys_of(8), namespace="n")
+    stored(table, keys_of(4), namespace="m")
+    assert table.clear("n") == 8
+    assert NO_PAGE not in stored(table, keys_of(8, "new"), namespace="n", lease=2)
+    assert table.exists("m", keys_of(4)) == [True] * 4
+    assert table.counts()["evicted_total"] == 0
+    table.close()
+
+
+def test_metadata_of_another_version_is_refused_with_the_remedy(tmp_path):
+    path = str(tmp_path / "m.sqlite")
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("PRAGMA user_version=9")
+    with pytest.raises(BackendIncompatible) as caught:
+        connect(path)
+    assert "version 9" in str(caught.value)
+    assert "pip install -U hicache-hf3fs" in str(caught.value)
+
+
+def test_a_file_that_is_no_database_is_unavailable(tmp_path):
+    path = tmp_path / "m.sqlite"
+    path.write_bytes(b"not a database at all" * 400)
+    with pytest.raises(BackendUnavailable) as caught:
+        connect(str(path))
+    assert "start with a new database" in str(caught.value)
+
+
+def test_the_clock_gives_each_used_page_a_second_chance_and_ends():
+    clock = Clock(6)
+    clock.use(1)
+    clock.use(4)
+    clock.take(5)
+    assert list(clock.victims()) == [0, 2, 3, 1, 4]
+    assert list(clock.victims()) == []
+    clock.settle(2)
+    assert list(clock.victims()) == [2]
+
+
+def test_holds_count_readers_and_end_by_themselves():
+    holds = Holds(15.0)
+    holds.begin(1, [(7, 0), (7, 1)], 0.0)
+    holds.begin(2, [(7, 1)], 10.0)
+    holds.end(1)
+    assert [holds.holds(7, page) for page in (0, 1)] == [False, True]
+    holds.expire(24.0)
+    assert holds.holds(7, 1)
+    holds.expire(25.0)
+    assert not holds.holds(7, 1)
+    holds.end(2)
+    assert holds.pages == 0
+
+
+def test_leases_run_out_only_while_pages_are_open():
+    leases = Leases(60.0)
+    leases.begin(1, 10, 2, 0.0)
+    leases.begin(1, 11, 2, 5.0)
+    leases.settle(1, 10, 1)
+    leases.settle(1, 11, 2)
+    assert (leases.expired(59.0), leases.pages) == ([], 1)
+    assert (leases.expired(70.0), leases.pages) == ([(1, 10)], 0)

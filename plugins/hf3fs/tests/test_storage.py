@@ -1,0 +1,278 @@
+"""The storage on local metadata: exclusivity, crashes of its process, damage, networks, late writers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from hf3fs_builders import NBYTES, Opener, an_arena, component, keys_of
+
+from hicache_conformance.builders import Arena
+from hicache_conformance.calls import Call
+from hicache_core import Pages, Status
+from hicache_core.errors import BackendUnavailable
+from hicache_hf3fs import posix_client
+from hicache_hf3fs._schema import inconsistencies
+from hicache_hf3fs.page_io import PageIO
+from hicache_hf3fs.pagefile import HEADER_NBYTES
+
+OK, MISS, CORRUPT = Status.OK, Status.MISS, Status.CORRUPT
+
+_CHILD = """
+import sys
+from hicache_core import *
+from hicache_core.factory import StorageBackendFactory
+component = Component("kv", shard="whole", byte_order="page_first", format="bf16", page_nbytes=4096)
+identity = Identity.for_tests()
+config = HiCacheStorageConfig(namespace=Namespace.of(identity), identity=identity, placement=Placement())
+pool = HostPool.from_buffer(bytearray(8 * 4096), component)
+storage = StorageBackendFactory.create_backend("hf3fs", config, [pool], root=sys.argv[1], file_size=64 * 4096)
+print("open", flush=True)
+count = 0
+for line in sys.stdin:
+    keys = component.keys([f"child-{count + i}" for i in range(8)])
+    for i in range(8):
+        pool.pages([i]).views(0)[0][:] = bytes([(count + i) % 251]) * 4096
+    print([status.name for status in storage.batch_set(keys, pool.pages(range(8)))], flush=True)
+    count += 8
+"""
+
+
+@pytest.fixture
+def child(opener: Opener):
+    """Another process with a storage open on the root; it sets eight pages a line."""
+    command = [sys.executable, "-c", _CHILD, str(opener.root)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "open\n"
+    yield process
+    process.kill()
+    process.wait(10)
+    process.stdin.close()
+    process.stdout.close()
+
+
+def test_a_root_belongs_to_one_process_and_the_second_is_told_what_to_do(opener: Opener, child):
+    with pytest.raises(BackendUnavailable) as caught:
+        opener(an_arena(1))
+    assert "is in use by another process" in str(caught.value)
+    assert "hicache-hf3fs-metadata" in str(caught.value)
+
+
+@pytest.mark.clause("C14")
+def test_what_a_killed_process_had_stored_is_there_and_nothing_has_leaked(opener: Opener, child):
+    for _ in range(5):
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        assert child.stdout.readline().strip() == str(["OK"] * 8)
+    child.stdin.write("go\n")
+    child.stdin.flush()
+    child.send_signal(signal.SIGKILL)
+    child.wait(10)
+    arena = an_arena(8)
+    storage = opener(arena)
+    for start in range(0, 40, 8):
+        keys = component().keys([f"child-{start + i}" for i in range(8)])
+        assert storage.batch_get(keys, arena.pages(range(8))) == [OK] * 8
+        arena.check({i: bytes([(start + i) % 251]) * NBYTES for i in range(8)})
+    storage.close()
+    with closing(sqlite3.connect(opener.root / "metadata.sqlite")) as base:
+        assert inconsistencies(base) == []
+
+
+def test_two_instances_of_one_process_share_a_root(opener: Opener):
+    one, two = an_arena(2), an_arena(2)
+    first, second = opener(one), opener(two)
+    assert first.batch_set(keys_of(2), one.pages([0, 1])) == [OK, OK]
+    assert second.batch_get(keys_of(2), two.pages([1, 0])) == [OK, OK]
+    first.close()
+    assert second.batch_contains(keys_of(2)) == [OK, OK]
+
+
+@pytest.mark.clause("C9")
+def test_namespaces_share_page_files_and_stay_apart(opener: Opener):
+    arena = an_arena(4)
+    mine, theirs = opener(arena, tenant="mine"), opener(arena, tenant="theirs")
+    mine.batch_set(keys_of(2), arena.pages([0, 1]))
+    theirs.batch_set(keys_of(2), arena.pages([2, 3]))
+    assert len(list(opener.root.glob("*.pages"))) == 1
+    assert mine.clear() == 2
+    assert mine.batch_contains(keys_of(2)) == [MISS, MISS]
+    assert theirs.batch_get(keys_of(2), arena.pages([0, 1])) == [OK, OK]
+    arena.check({0: b"\3" * NBYTES, 1: b"\4" * NBYTES})
+
+
+@pytest.mark.clause("C5", "C6")
+def test_a_writer_that_went_on_after_its_lease_is_found_out(opener: Opener):
+    """No lock keeps a stopped writer away from a page that is another's by now; the checksum does."""
+    arena, keys = an_arena(4), keys_of(2)
+    storage = opener(arena)
+    assert storage.batch_set(keys, arena.pages([0, 1])) == [OK, OK]
+    (path,) = opener.root.glob("*.pages")
+    with path.open("r+b") as late:
+        os.pwrite(late.fileno(), b"\xbb" * 100, HEADER_NBYTES + 1000)
+    assert storage.batch_get(keys, arena.pages([2, 3])) == [CORRUPT, OK]
+    assert storage.batch_contains(keys) == [MISS, OK]
+    assert storage.batch_set(keys, arena.pages([0, 1])) == [OK, OK]
+    assert storage.batch_get(keys, arena.pages([2, 3])) == [OK, OK]
+    arena.check({2: b"\1" * NBYTES, 3: b"\2" * NBYTES})
+
+
+def test_without_checksums_pages_move_all_the_same(opener: Opener):
+    arena = an_arena(4)
+    storage = opener(arena, checksum=False)
+    assert storage.batch_set(keys_of(2), arena.pages([0, 1])) == [OK, OK]
+    storage.close()
+    again = opener(arena, checksum=True)
+    assert again.batch_get(keys_of(2), arena.pages([2, 3])) == [OK, OK]
+    arena.check({2: b"\1" * NBYTES, 3: b"\2" * NBYTES})
+
+
+def test_over_a_network_reads_drop_the_cache_and_writes_are_flushed(opener: Opener, monkeypatch):
+    dropped, flushed = [], []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, offset, nbytes, advice: dropped.append((offset, nbytes, advice))
+    )
+    monkeypatch.setattr(os, "fdatasync", flushed.append)
+    arena = an_arena(4)
+    storage = opener(arena, network=True)
+    storage.batch_set(keys_of(2), arena.pages([0, 1]))
+    assert len(flushed) == 1
+    storage.batch_get(keys_of(2), arena.pages([2, 3]))
+    assert dropped == [(HEADER_NBYTES, 2 * NBYTES, os.POSIX_FADV_DONTNEED)]
+
+
+def test_a_flush_that_fails_confirms_nothing(opener: Opener, monkeypatch):
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    arena = an_arena(2)
+    storage = opener(arena, fsync=True)
+    monkeypatch.setattr(os, "fdatasync", full)
+    assert storage.batch_set(keys_of(2), arena.pages([0, 1])) == [Status.NO_SPACE] * 2
+    monkeypatch.undo()
+    assert storage.batch_contains(keys_of(2)) == [MISS, MISS]
+    assert storage.usage().pages == 0
+
+
+def test_the_leading_keys_of_a_batch_get_what_room_there_is(opener: Opener):
+    arena = an_arena(8)
+    storage = opener(arena, file_size=5 * NBYTES)
+    assert storage.batch_set(keys_of(8), arena.pages(range(8))) == [OK] * 5 + [Status.NO_SPACE] * 3
+
+
+def test_each_component_has_a_page_file_of_its_own(opener: Opener):
+    kv, mamba = an_arena(2), Arena(component(8192, "mamba"), 2)
+    storage = opener(kv, mamba)
+    storage.batch_set(keys_of(1), kv.pages([0]))
+    storage.batch_set(mamba.component.keys(["s"]), mamba.pages([0]))
+    names = sorted(path.name for path in opener.root.glob("*.pages"))
+    assert names == sorted(f"{arena.component.key}.pages" for arena in (kv, mamba))
+    assert storage.usage().capacity == 2 * 64 * NBYTES
+
+
+def test_loose_buffers_are_served_without_a_pool(opener: Opener):
+    storage, slot = opener(), bytearray(NBYTES)
+    page = os.urandom(NBYTES)
+    assert storage.batch_set(keys_of(1), Pages.of_buffers([page], component())) == [OK]
+    assert storage.batch_get(keys_of(1), Pages.of_buffers([slot], component())) == [OK]
+    assert bytes(slot) == page
+
+
+@pytest.mark.clause("C12")
+def test_the_last_verb_gives_everything_back_when_close_could_not_wait(opener: Opener, monkeypatch):
+    import threading
+
+    entered, gate = threading.Event(), threading.Event()
+    preadv = os.preadv
+
+    def stuck(*arguments):
+        entered.set()
+        gate.wait(20)
+        return preadv(*arguments)
+
+    arena = an_arena(2)
+    storage = opener(arena, timeout_s=0.3)
+    storage.batch_set(keys_of(1), arena.pages([0]))
+    before = {name for name in os.listdir("/proc/self/fd")}
+    monkeypatch.setattr(os, "preadv", stuck)
+    call = Call(lambda: storage.batch_get(keys_of(1), arena.pages([1])))
+    assert entered.wait(10)
+    storage.close()
+    gate.set()
+    assert call.result() == [OK]
+    arena.check({1: b"\1" * NBYTES})
+    assert storage._files == {}
+    assert len(before - set(os.listdir("/proc/self/fd"))) >= 2, "the page file and the lock are still open"
+
+
+# The posix client.
+
+
+class ShortFile:
+    """System calls that move less than they were asked to."""
+
+    def __init__(self, monkeypatch, most: int) -> None:
+        preadv, pwritev = os.preadv, os.pwritev
+        monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, self.cut(views, most), at))
+        monkeypatch.setattr(os, "pwritev", lambda fd, views, at: pwritev(fd, self.cut(views, most), at))
+
+    @staticmethod
+    def cut(views, most):
+        kept = []
+        for view in views:
+            kept.append(view[:most])
+            most -= len(kept[-1])
+            if most <= 0:
+                break
+        return kept
+
+
+@pytest.mark.parametrize("most", [1, 1000, NBYTES - 1, NBYTES + 1])
+def test_short_counts_are_continued(opener: Opener, monkeypatch, most):
+    from hicache_conformance.builders import in_segments
+
+    ShortFile(monkeypatch, most)
+    arena = Arena(component(), 4, in_segments(3))
+    pages = {i: os.urandom(NBYTES) for i in range(2)}
+    for i, page in pages.items():
+        arena.fill(i, page)
+    arena.freeze()
+    storage = opener(arena)
+    assert storage.batch_set(keys_of(2), arena.pages([0, 1])) == [OK, OK]
+    assert storage.batch_get(keys_of(2), arena.pages([2, 3])) == [OK, OK]
+    arena.check({2: pages[0], 3: pages[1]})
+
+
+def page_ios(*offsets: int, nbytes: int = NBYTES, segments: int = 1) -> list[PageIO]:
+    return [PageIO(at, [memoryview(bytearray(nbytes // segments))] * segments, nbytes) for at in offsets]
+
+
+@pytest.mark.parametrize(
+    ("pages", "runs"),
+    [
+        (page_ios(0, NBYTES, 2 * NBYTES), [[0, NBYTES, 2 * NBYTES]]),
+        (page_ios(2 * NBYTES, 0, NBYTES), [[0, NBYTES, 2 * NBYTES]]),
+        (page_ios(0, 2 * NBYTES), [[0], [2 * NBYTES]]),
+        (page_ios(0, 0), [[0], [0]]),
+        (page_ios(0, 1 << 20, nbytes=1 << 20), [[0], [1 << 20]]),
+        (page_ios(0, NBYTES, segments=1024), [[0], [NBYTES]]),
+    ],
+    ids=["neighbours", "neighbours in disorder", "a hole", "one page twice", "a megabyte each", "IOV_MAX"],
+)
+def test_neighbours_in_the_file_move_together(pages, runs):
+    assert [[page.offset for page in run] for run in posix_client._runs(pages)] == runs
+
+
+def test_a_batch_that_is_late_stops_between_calls(opener: Opener):
+    arena = an_arena(2)
+    storage = opener(arena)
+    storage.batch_set(keys_of(2), arena.pages([0, 1]))
+    (file,) = storage._files.values()
+    pages = page_ios(file.offset(0), file.offset(1))
+    storage._mover.read(file, pages, checksum=True, deadline=0.0)
+    assert [page.status for page in pages] == [Status.TIMEOUT] * 2
