@@ -62,7 +62,14 @@ _POOL_METHODS = [
 
 
 def host_pool(
-    folder: Path, kind: str, layout: str, *, pages: int = 8, page_size: int = 4, layers: int = 3
+    folder: Path,
+    kind: str,
+    layout: str,
+    *,
+    pages: int = 8,
+    page_size: int = 4,
+    layers: int = 3,
+    heads: int = 2,
 ) -> Any:
     """Make a host pool whose page accessors are the release's own; ``kind`` is ``mha`` or ``mla``."""
     class_name = "MHATokenToKVPoolHost" if kind == "mha" else "MLATokenToKVPoolHost"
@@ -70,7 +77,7 @@ def host_pool(
     path = split if split.exists() else folder / "srt/mem_cache/memory_pool_host.py"
     found = methods(path, class_name, _POOL_METHODS, {"torch": torch, "Optional": Any})
     pool = type(class_name, (), dict(found))()
-    heads, dim, rank, rope = 2, 8, 12, 4
+    dim, rank, rope = 8, 12, 4
     pool.__dict__.update(
         layout=layout,
         page_size=page_size,

@@ -22,8 +22,10 @@ def key(name="kv", pool=MHA_POOL, geometry=GEOMETRY, *, draft_model=None, group=
 
 def test_ranks_are_read_from_whatever_fields_a_release_has():
     old = SimpleNamespace(tp_rank=1, tp_size=2, is_mla_model=True)
-    new = SimpleNamespace(tp_rank=1, tp_size=2, pp_rank=0, pp_size=2, attn_cp_rank=1, attn_cp_size=4, dp_rank=3,
-                          tp_lcm_size=None, should_split_heads=False, is_mla_model=False, dcp_size=1, dcp_rank=0)  # fmt: skip
+    new = SimpleNamespace(
+        tp_rank=1, tp_size=2, pp_rank=0, pp_size=2, attn_cp_rank=1, attn_cp_size=4, dp_rank=3,
+        tp_lcm_size=None, should_split_heads=False, is_mla_model=False, dcp_size=1, dcp_rank=0,
+    )  # fmt: skip
     assert Ranks.of(old) == Ranks(tp_rank=1, tp_size=2, is_mla=True)
     assert Ranks.of(new) == Ranks(tp_rank=1, tp_size=2, pp_size=2, cp_rank=1, cp_size=4, dp_rank=3)
 
@@ -43,7 +45,19 @@ def test_ranks_are_read_from_whatever_fields_a_release_has():
         (dict(geometry=GEOMETRY), dict(geometry=Geometry("direct", 16, 8, 8192))),
         (dict(name="draft", draft_model="a"), dict(name="draft", draft_model="b")),
     ],
-    ids=["tp rank", "tp size", "pp", "cp", "dcp", "byte order", "dtype", "format tag", "flat", "size", "draft model"],
+    ids=[
+        "tp rank",
+        "tp size",
+        "pp",
+        "cp",
+        "dcp",
+        "byte order",
+        "dtype",
+        "format tag",
+        "flat",
+        "size",
+        "draft model",
+    ],
 )
 def test_another_part_has_another_key(one, other):
     assert key(**one) != key(**other)
@@ -53,7 +67,10 @@ def test_another_part_has_another_key(one, other):
     ("one", "other"),
     [
         (dict(dp_rank=0), dict(dp_rank=3)),
-        (dict(pool=MLA_POOL, is_mla=True, tp_rank=0, tp_size=8), dict(pool=MLA_POOL, is_mla=True, tp_rank=5, tp_size=8)),
+        (
+            dict(pool=MLA_POOL, is_mla=True, tp_rank=0, tp_size=8),
+            dict(pool=MLA_POOL, is_mla=True, tp_rank=5, tp_size=8),
+        ),
         (dict(pool=MLA_POOL, is_mla=True, tp_size=8), dict(pool=MLA_POOL, is_mla=True, tp_size=2)),
         (
             dict(pool=SimpleNamespace(**vars(MHA_POOL) | {"layout": "layer_first"})),
@@ -87,7 +104,9 @@ def test_beside_a_replicated_mla_only_what_sglang_writes_once_is_replicated(name
 def test_head_groups_meet_between_tensor_parallel_sizes():
     """Rank 1 of 2 with four head groups in all has the pages of ranks 2 and 3 of 4."""
     pool = SimpleNamespace(**vars(MHA_POOL) | {"layout": "page_head"})
-    split = [key(pool=pool, tp_rank=1, tp_size=2, tp_lcm_size=4, split_heads=True, group=group) for group in (0, 1)]
+    split = [
+        key(pool=pool, tp_rank=1, tp_size=2, tp_lcm_size=4, split_heads=True, group=group) for group in (0, 1)
+    ]
     whole = [key(pool=pool, tp_rank=rank, tp_size=4, tp_lcm_size=4) for rank in (2, 3)]
     assert split == whole
 

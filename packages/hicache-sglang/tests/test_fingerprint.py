@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+
 from hicache_sglang import fingerprint
 from hicache_sglang.fingerprint import adapter_paths, adapters_digest, file_digest, weights_digest
 

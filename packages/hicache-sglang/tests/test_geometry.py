@@ -1,5 +1,6 @@
 """Segments out of three probed pages: linear and complete, or not believed."""
 
+# ruff: noqa: E402 - without torch there is nothing to import
 from __future__ import annotations
 
 import pytest
@@ -7,7 +8,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from hicache_core import Segment
-from hicache_sglang.geometry import Geometry, PoolRefused, anchor_of, geometry_of, head_groups_of, page_tokens_of
+from hicache_sglang.geometry import (
+    Geometry,
+    PoolRefused,
+    anchor_of,
+    geometry_of,
+    head_groups_of,
+    page_tokens_of,
+)
 
 ADDRESS = 0x10000
 
@@ -52,23 +60,31 @@ def test_linear_and_complete_is_direct():
 def test_layer_first_puts_k_of_all_layers_before_v():
     def meta(self, indices):
         starts = indices.tolist()[:: self.page_size]
-        return [base + 3 * s for s in starts for base in (0x1000, 0x5000, 0x2000, 0x6000)], [12] * 4 * len(starts)
+        return [base + 3 * s for s in starts for base in (0x1000, 0x5000, 0x2000, 0x6000)], [12] * 4 * len(
+            starts
+        )
 
     pool = changed(layout="layer_first", get_page_buffer_meta=meta)
     assert [segment.address for segment in geometry_of(pool).segments] == [0x1000, 0x2000, 0x5000, 0x6000]
 
 
 def test_incomplete_segments_fall_back_to_whole_flat_pages():
-    pool = changed(size_per_token=24, get_dummy_flat_data_page=lambda self: torch.zeros(96, dtype=torch.uint8),
-                   get_data_page=lambda self, index, flat=True: torch.zeros(48, dtype=torch.uint16))  # fmt: skip
+    pool = changed(
+        size_per_token=24,
+        get_dummy_flat_data_page=lambda self: torch.zeros(96, dtype=torch.uint8),
+        get_data_page=lambda self, index, flat=True: torch.zeros(48, dtype=torch.uint16),
+    )
     assert geometry_of(pool) == Geometry("flat", 4, 10, 96)
 
 
 def test_a_pool_that_leaves_bytes_out_of_its_pages_is_refused():
-    """0.5.9's NSA pool counts the indexer in size_per_token and gives neither segments nor flat pages with it."""
+    """0.5.9's NSA pool counts the indexer in size_per_token and leaves it out of its pages."""
     with pytest.raises(PoolRefused) as refused:
         geometry_of(changed(size_per_token=24))
-    assert refused.value.value == "its segments sum to 48 bytes, a page has 96; its flat pages have 48 bytes of 96"
+    assert (
+        refused.value.value
+        == "its segments sum to 48 bytes, a page has 96; its flat pages have 48 bytes of 96"
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +109,11 @@ def test_flat_pages_serve_where_there_are_no_addresses():
 
 
 def test_moving_and_interleaved_pages_are_refused_before_they_are_probed():
-    for member in ({"stores_page_envelope": True}, {"shared_allocation_domain": object()}, {"placement": object()}):
+    for member in (
+        {"stores_page_envelope": True},
+        {"shared_allocation_domain": object()},
+        {"placement": object()},
+    ):
         with pytest.raises(PoolRefused):
             geometry_of(changed(get_page_buffer_meta=None, **member))
 

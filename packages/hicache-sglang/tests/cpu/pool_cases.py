@@ -1,4 +1,4 @@
-"""What becomes of each kind of host pool of SGLang 0.5.23 that the trees do not build; prints one JSON object."""
+"""What becomes of the host pools of SGLang 0.5.23 that the trees do not build; prints one JSON object."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ import torch
 
 cpu_copies.apply()
 
-from hicache_sglang.adapter import HiCacheSGLang  # noqa: E402
-from hicache_sglang.geometry import PoolRefused, geometry_of  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
     HiCacheStorageConfig,
     PoolHitPolicy,
@@ -26,6 +24,9 @@ from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool, Logic
 from sglang.srt.mem_cache.page_interleave import PageInterleavePlacement, PageShardSpec  # noqa: E402
 from sglang.srt.mem_cache.pool_host.page_interleave import PageInterleaveHostPool  # noqa: E402
 from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool  # noqa: E402
+
+from hicache_sglang.adapter import HiCacheSGLang  # noqa: E402
+from hicache_sglang.geometry import PoolRefused, geometry_of  # noqa: E402
 
 PAGE, PAGES, ROW = 16, 6, 48
 EXTRA = {"backend_name": "dynamic", "interface_v1": 1, "options": sgl_toy.OPTIONS}
@@ -61,7 +62,9 @@ def envelope() -> Any:
 
 
 def interleaved() -> Any:
-    spec = PageShardSpec(shard_rank=0, shard_size=2, page_size=PAGE, max_prefix_tokens=PAGE, chunk_tokens=PAGE)
+    spec = PageShardSpec(
+        shard_rank=0, shard_size=2, page_size=PAGE, max_prefix_tokens=PAGE, chunk_tokens=PAGE
+    )
     return PageInterleaveHostPool(deepseek("page_first"), PageInterleavePlacement(spec))
 
 
@@ -107,7 +110,9 @@ def logical_anchor(layout: str) -> str:
     anchored = backend.batch_set_v1(keys, at)
     hit = backend.batch_exists_v2(keys, [c4, swa])
     other = torch.cat([torch.arange(5 * PAGE, 6 * PAGE), torch.arange(4 * PAGE, 5 * PAGE)])
-    loaded = backend.batch_get_v2([PoolTransfer(name=PoolName.DEEPSEEK_V4_C4, host_indices=other, keys=keys[:2])])
+    loaded = backend.batch_get_v2(
+        [PoolTransfer(name=PoolName.DEEPSEEK_V4_C4, host_indices=other, keys=keys[:2])]
+    )
     got = [pools["deepseek_v4_c4"].get_data_page(n * PAGE) for n in (5, 4)]
     kv = backend.batch_get_v1(keys, at)
     backend.close()
@@ -128,7 +133,9 @@ def main() -> None:
     found = {
         "envelope": refusal(envelope()),
         "interleaved": refusal(interleaved()),
-        "deepseek segments": [len(geometry_of(deepseek(layout)).segments) for layout in ("layer_first", "page_first")],
+        "deepseek segments": [
+            len(geometry_of(deepseek(layout)).segments) for layout in ("layer_first", "page_first")
+        ],
         "deepseek bytes": geometry_of(deepseek("page_first")).page_nbytes,
         "anchor layer_first": logical_anchor("layer_first"),
         "anchor page_first": logical_anchor("page_first"),
