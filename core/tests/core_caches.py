@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -143,7 +144,9 @@ def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
 def in_child(check: Callable[[], bool], timeout_s: float = WAIT_S) -> str:
     """Fork, run the check in the child, and say how it went."""
     reader, writer = os.pipe()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: forking beside threads is the point here
+        pid = os.fork()
     if pid == 0:
         answer = b"hang"
         try:
