@@ -1,10 +1,10 @@
 """Client: one native client of the store, safe to call.
 
 The library crashes the process when any call is made before setup() or after
-close(), and close() while a call runs does the same. So every native call passes
-the gate here, and close() waits for the calls inside. It also hangs: setup() for
-minutes on a dead master, close() for 12 s. Both run apart, under a deadline, and
-what is left behind ends by itself.
+close(), and close() while a call runs does the same. So every call is made by a
+verb inside its storage's gate, and close() waits until that is empty. It also
+hangs: setup() for minutes on a dead master, close() for 12 s. Both run apart,
+under a deadline, and what is left behind ends by itself.
 
 A client outlives a storage that is rebound to another namespace: its segment
 holds pages of others, which closing it would lose.
@@ -17,13 +17,14 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from hicache_core import BackendTimeout, BackendUnavailable, HostPool, Pages
 from hicache_core.bounce import run_apart
 from hicache_core.buffers import address_of, flat_view
-from hicache_core.errors import InvalidPages
+from hicache_core.errors import InvalidPages, StorageNotOpened
 from hicache_core.lifecycle import VerbGate
 from hicache_mooncake import _preflight
 from hicache_mooncake._environment import native_environment, variables_of
@@ -37,8 +38,23 @@ _LATE_CLOSE_S = 3600.0
 #: The most that the library takes for its queue of buffers a peer.
 _TCP_QUEUE = 65_535
 #: Buffers a native call, so that several threads' calls fit the queue.
-_MAX_BUFFERS = 16_384
+MAX_BUFFERS = 16_384
 _LOG_LEVELS = {"info": "INFO", "warning": "WARNING", "error": "ERROR"}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How the keys of one namespace are called in the store."""
+
+    prefix: str
+    suffix: str
+
+    def of(self, keys: Sequence[str]) -> list[str]:
+        """Give the names of keys."""
+        prefix, suffix = self.prefix, self.suffix
+        if suffix:
+            return [prefix + key + suffix for key in keys]
+        return [prefix + key for key in keys]
 
 
 class Client:
@@ -46,11 +62,11 @@ class Client:
 
     def __init__(self, options: MooncakeOptions, timeout_s: float) -> None:
         self.options = options
-        self.gate = VerbGate(BACKEND)
         self._timeout_s = timeout_s
         self._native: Any = None
         self._lifeline: Lifeline | None = None
-        self._replication: Any = None
+        #: How new objects are kept, as the library wants it.
+        self.replication: Any = None
         self._regions = Regions()
         self._registering = threading.Lock()
 
@@ -70,12 +86,11 @@ class Client:
         self._lifeline = Lifeline(connection)
         try:
             native = self._set_up_apart(module, hostname, variables, deadline)
-            self._replication = _replication(module, self.options, native)
+            self.replication = _replication(module, self.options, native)
         except BaseException:
             self._lifeline.close()
             raise
         self._native = native
-        self.gate.open()
 
     def _set_up_apart(self, module: Any, hostname: str, variables: dict[str, str], deadline: float) -> Any:
         left = max(deadline - time.monotonic(), 0.1)
@@ -141,9 +156,9 @@ class Client:
     def register(self, pools: Iterable[HostPool]) -> None:
         """Register the pools' memory, as far as it is not yet; all or none.
 
-        Raises: StorageClosed, InvalidPages (memory that Mooncake refuses).
+        Raises: InvalidPages (memory that Mooncake refuses).
         """
-        with self.gate, self._registering:
+        with self._registering:
             fresh = [pool for pool in pools if pool not in self._regions]
             added: list[tuple[int, int]] = []
             try:
@@ -159,11 +174,8 @@ class Client:
             self._refuse_straddling(fresh)
 
     def unregister(self, pool: HostPool) -> None:
-        """Give back what only this pool used; an unknown one is ignored.
-
-        Raises: StorageClosed.
-        """
-        with self.gate, self._registering:
+        """Give back what only this pool used; an unknown one is ignored."""
+        with self._registering:
             self._forget(pool)
 
     def _forget(self, pool: HostPool) -> None:
@@ -202,7 +214,7 @@ class Client:
                     remedy="Pass all pools over one piece of memory to open(), to have it registered whole.",
                 )
 
-    # Calls; each may raise StorageClosed and nothing else.
+    # Calls: one code a name, whatever happens. The caller is inside its gate.
 
     def exist(self, names: Sequence[str]) -> list[int]:
         """Ask for each object: 1, 0, or a negative code. Grants a lease, which counts as a use."""
@@ -210,11 +222,23 @@ class Client:
 
     def get(self, names: Sequence[str], locs: Pages, trailers: Pages | None) -> list[int]:
         """Read objects into slots: the object's size, or a negative code."""
-        return self._in_parts(self._get, names, locs, trailers)
+        return self._in_parts(self._get, names, *_buffers(locs, trailers))
 
     def put(self, names: Sequence[str], locs: Pages, trailers: Pages | None) -> list[int]:
         """Write objects from slots: 0 (also where the name exists, whatever it holds), or a negative code."""
-        return self._in_parts(self._put, names, locs, trailers)
+        return self._in_parts(self._put, names, *_buffers(locs, trailers))
+
+    @property
+    def native(self) -> Any:
+        """The native client, for the shortest way to a call; its user asks the lifeline first."""
+        return self._native
+
+    @property
+    def lifeline(self) -> Lifeline:
+        """What tells whether the master is there."""
+        if self._lifeline is None:
+            raise StorageNotOpened(BACKEND)
+        return self._lifeline
 
     def _get(self, names: Sequence[str], addresses: list[int], sizes: list[int], width: int) -> Any:
         if width == 1:
@@ -224,7 +248,7 @@ class Client:
         )
 
     def _put(self, names: Sequence[str], addresses: list[int], sizes: list[int], width: int) -> Any:
-        how = self._replication
+        how = self.replication
         if width == 1:
             return self._native.batch_put_from(names, addresses, sizes, how)
         return self._native.batch_put_from_multi_buffers(
@@ -232,13 +256,15 @@ class Client:
         )
 
     def _in_parts(
-        self, call: Callable[..., Any], names: Sequence[str], locs: Pages, trailers: Pages | None
+        self,
+        call: Callable[..., Any],
+        names: Sequence[str],
+        addresses: list[int],
+        sizes: list[int],
+        width: int,
     ) -> list[int]:
-        """Call natively, in one call unless the batch has more buffers than the library's queues take."""
-        addresses, sizes, width = _buffers(locs, trailers)
-        pages = max(1, _MAX_BUFFERS // width)
-        if len(names) <= pages:
-            return self._ask(lambda: call(names, addresses, sizes, width), len(names))
+        """Call natively as often as it takes for each call's buffers to fit the library's queues."""
+        pages = max(1, MAX_BUFFERS // width)
         codes: list[int] = []
         for start in range(0, len(names), pages):
             part = names[start : start + pages]
@@ -254,22 +280,18 @@ class Client:
         The library's upsert takes one buffer, so the page goes through a private one.
         """
         segments = [*locs.views(0), *(trailers.views(0) if trailers is not None else ())]
-        with mmap.mmap(-1, sum(map(len, segments))) as memory:
-            view = flat_view(memory)
-            at = 0
-            for segment in segments:
-                view[at : at + len(segment)] = segment
-                at += len(segment)
-            return self._replace_from(name, view)
-
-    def _replace_from(self, name: str, view: memoryview) -> int:
+        view = flat_view(mmap.mmap(-1, sum(map(len, segments))))
+        at = 0
+        for segment in segments:
+            view[at : at + len(segment)] = segment
+            at += len(segment)
         address = address_of(view)
-        with self._registering, self.gate:
-            if not self._holds():
+        with self._registering:
+            if not self.holds():
                 return RPC_FAIL
             self._register_range(address, len(view))
             try:
-                (code,) = self._native.batch_upsert_from([name], [address], [len(view)], self._replication)
+                (code,) = self._native.batch_upsert_from([name], [address], [len(view)], self.replication)
             finally:
                 self._native.unregister_buffer(address)
         return int(code)
@@ -284,34 +306,33 @@ class Client:
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
         """Give each object's size; None where there is none or it is not complete."""
-        with self.gate:
-            found = self._native.batch_get_replica_desc(names) if self._holds() else {}
+        found = self._native.batch_get_replica_desc(names) if self.holds() else {}
         return [_object_size(found.get(name, ())) for name in names]
 
     def _ask(self, call: Callable[[], Any], count: int) -> list[int]:
-        """Call natively if it is safe and the master is there; one code a key, whatever happens."""
-        with self.gate:
-            if not self._holds():
-                return [RPC_FAIL] * count
-            codes = call()
-        return codes if len(codes) == count else [-1] * count
+        """Call natively if the master is there, and hold the library to one code a name."""
+        return _whole(call(), count) if self.holds() else [RPC_FAIL] * count
 
-    def _holds(self) -> bool:
-        return self._lifeline is not None and self._lifeline.holds()
+    def holds(self) -> bool:
+        """Tell whether the master is there."""
+        return self.lifeline.holds()
 
     # The end.
 
-    def close(self, timeout_s: float) -> None:
-        """Unmount the segment and give everything back, within this time; idempotent."""
-        if self.gate.is_closed:
+    def close(self, gate: VerbGate, timeout_s: float) -> None:
+        """Unmount the segment and give everything back, within this time; idempotent.
+
+        Calls still inside the (closed) gate are waited for, if need be beyond this time.
+        """
+        if self._native is None:
             return
         try:
-            run_apart(self._close_native, timeout_s, what="closing a client of Mooncake")
+            run_apart(lambda: self._close_native(gate), timeout_s, what="closing a client of Mooncake")
         except BackendTimeout:
             pass  # a call still runs, or the master does not answer; the thread goes on and ends with it
 
-    def _close_native(self) -> None:
-        self.gate.close(_LATE_CLOSE_S)
+    def _close_native(self, gate: VerbGate) -> None:
+        gate.close(_LATE_CLOSE_S)
         native, self._native = self._native, None
         if native is not None:
             native.close()
@@ -324,7 +345,6 @@ class Client:
         native, self._native = self._native, None
         if native is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
-        self.gate.abandon_in_child()
 
 
 def _replication(module: Any, options: MooncakeOptions, native: Any) -> Any:
@@ -342,7 +362,7 @@ def _replication(module: Any, options: MooncakeOptions, native: Any) -> Any:
 def _buffers(locs: Pages, trailers: Pages | None) -> tuple[list[int], list[int], int]:
     """Give a call's buffers as flat lists, and how many belong to each page."""
     addresses, sizes = locs.addresses()
-    width = locs.segments_per_page
+    width = len(addresses) // len(locs)
     if trailers is None:
         return addresses, sizes, width
     tails, tail_sizes = trailers.addresses()
@@ -351,6 +371,11 @@ def _buffers(locs: Pages, trailers: Pages | None) -> tuple[list[int], list[int],
         with_tails += addresses[position * width : (position + 1) * width]
         with_tails.append(tail)
     return with_tails, (sizes[:width] + tail_sizes[:1]) * len(tails), width + 1
+
+
+def _whole(codes: list[int], count: int) -> list[int]:
+    """A short answer tells nothing about any page."""
+    return codes if len(codes) == count else [-1] * count
 
 
 def _nested(flat: Sequence[int], width: int) -> list[Sequence[int]]:

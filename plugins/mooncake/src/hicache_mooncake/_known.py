@@ -8,6 +8,9 @@ Hints with an expiry, and the keys being written at this moment:
   another put with 0 and stores nothing, so a set of such a key makes sure.
 - writers: two sets of one key in one process take turns. Mooncake answers the
   second with 0 while the first still moves bytes, which would make OK a lie (C3).
+
+Batches come as sets where they can: set operations run in C on hashes that are
+computed once, and a set of 128 pages has 50 us to spend.
 """
 
 from __future__ import annotations
@@ -19,42 +22,55 @@ from collections.abc import Iterable, Sequence
 from hicache_core import Status
 from hicache_core.lifecycle import close_in_child
 
-#: An engine asks for a prefix, computes what is missing, and stores it within this time.
-ABSENT_S = 30.0
+#: An engine asks for a prefix, computes what is missing, and stores it within this time, or twice it.
+ABSENT_S = 20.0
 #: Damage stays until somebody replaces the value; others may have done so after this time.
 BAD_S = 30.0
 #: The owner of a page is dead: its segment leaves the master after client_ttl, 10 s by default.
 LOST_S = 12.0
 #: The master discards a put that was never ended after 30 s (put_start_discard_timeout_sec), at the next put.
 UNFINISHED_S = 60.0
-#: Hints are dropped all at once beyond this number; they only save time.
+#: Hints are dropped all at once beyond this number; they only save time, or cost a failed get.
 MAX_KEYS = 1 << 17
 
 
 class KnownKeys:
-    """Hints of one instance; thread-safe."""
+    """Hints of one instance, by key; thread-safe, since each step on a set or dictionary is atomic."""
 
     def __init__(self) -> None:
-        self._absent: dict[str, float] = {}
+        self._absent: set[str] = set()
+        self._absent_before: set[str] = set()
+        self._absent_until = 0.0
         self._bad: dict[str, tuple[Status, float]] = {}
         self._unfinished: dict[str, float] = {}
+        #: False where no key is bad or unfinished, as nearly always.
+        self.trouble = False
 
     def note_absent(self, keys: Iterable[str]) -> None:
         """Remember that the master has no such object."""
-        if len(self._absent) > MAX_KEYS:
-            self._absent = {}
-        self._absent.update(dict.fromkeys(keys, time.monotonic() + ABSENT_S))
+        now = time.monotonic()
+        if now > self._absent_until or len(self._absent) > MAX_KEYS:
+            stale = now > self._absent_until + ABSENT_S
+            self._absent_before = set() if stale else self._absent
+            self._absent = set()
+            self._absent_until = now + ABSENT_S
+        self._absent.update(keys)
 
-    def take_absent(self, keys: Sequence[str]) -> list[bool]:
-        """Tell for each key whether it is known to be absent, and forget it: it is about to be set."""
-        now, take = time.monotonic(), self._absent.pop
-        return [take(key, 0.0) > now for key in keys]
+    def take_absent(self, keys: set[str]) -> bool:
+        """Tell whether all these keys are known to be absent, and forget it: they are about to be set."""
+        now, before = self._absent, self._absent_before
+        fresh = time.monotonic() < self._absent_until
+        known = fresh and (keys <= now or keys - now <= before)
+        now -= keys
+        before -= keys
+        return known
 
     def note_bad(self, key: str, status: Status, seconds: float = BAD_S) -> None:
         """Remember that a get failed on a key's value."""
         if len(self._bad) > MAX_KEYS:
             self._bad = {}
         self._bad[key] = (status, time.monotonic() + seconds)
+        self.trouble = True
 
     def bad(self, keys: Sequence[str]) -> dict[int, Status]:
         """Give the positions of keys whose value is bad, and how."""
@@ -71,17 +87,12 @@ class KnownKeys:
                 table.pop(key, None)
         return found
 
-    def forget_bad(self, keys: Iterable[str]) -> None:
-        """Forget what was bad: a good value is there now, or none."""
-        if self._bad:
-            for key in keys:
-                self._bad.pop(key, None)
-
     def note_unfinished(self, keys: Iterable[str]) -> None:
         """Remember that a put of these keys may hang in the master."""
         if len(self._unfinished) > MAX_KEYS:
             self._unfinished = {}
         self._unfinished.update(dict.fromkeys(keys, time.monotonic() + UNFINISHED_S))
+        self.trouble = self.trouble or bool(self._unfinished)
 
     def unfinished(self, keys: Sequence[str]) -> set[int]:
         """Give the positions of such keys."""
@@ -91,35 +102,44 @@ class KnownKeys:
         now = time.monotonic()
         return {position for position, key in enumerate(keys) if table.get(key, 0.0) > now}
 
-    def forget_unfinished(self, keys: Iterable[str]) -> None:
-        """Forget it: the object is complete."""
-        if self._unfinished:
+    def note_good(self, keys: Iterable[str]) -> None:
+        """Forget what was wrong with keys: a whole value is there now."""
+        if self.trouble:
             for key in keys:
+                self._bad.pop(key, None)
                 self._unfinished.pop(key, None)
+            self.trouble = bool(self._bad or self._unfinished)
+
+    def forget_bad(self, keys: Iterable[str]) -> None:
+        """Forget what was wrong with values that are gone; a put that hangs goes on doing so."""
+        if self._bad:
+            for key in keys:
+                self._bad.pop(key, None)
 
     def clear(self) -> None:
-        """Forget what was known of values; puts that hang go on doing so."""
-        self._absent = {}
+        """Forget what was known of values."""
+        self._absent, self._absent_before = set(), set()
         self._bad = {}
 
 
 class Writers:
-    """Keys that some thread of this process is setting; thread-safe."""
+    """Keys of one namespace that some thread of this process is setting; thread-safe."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._keys: set[str] = set()
         self._waiting = 0
 
-    def claim(self, keys: Sequence[str], deadline: float) -> bool | None:
+    def claim(self, keys: set[str], deadline: float) -> bool | None:
         """Become the writer of all these keys.
 
         Returns: True when nobody else was writing any of them, False when it had
             to wait for somebody, None when that took longer than the deadline.
         """
-        with self._changed:
+        with self._lock:
             if self._keys.isdisjoint(keys):
-                self._keys.update(keys)
+                self._keys |= keys
                 return True
             self._waiting += 1
             try:
@@ -130,23 +150,32 @@ class Writers:
                     self._changed.wait(left)
             finally:
                 self._waiting -= 1
-            self._keys.update(keys)
+            self._keys |= keys
             return False
 
-    def release(self, keys: Sequence[str]) -> None:
+    def release(self, keys: set[str]) -> None:
         """Let others write them."""
-        with self._changed:
-            self._keys.difference_update(keys)
+        with self._lock:
+            self._keys -= keys
             if self._waiting:
                 self._changed.notify_all()
 
+
+class _AllWriters:
+    """The process's writers by namespace: instances of one namespace write the same objects."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Writers] = {}
+
     def after_fork_in_child(self) -> None:
-        """Start empty in a fork's child, whose lock nobody holds any more."""
-        self._changed = threading.Condition(threading.Lock())
-        self._keys = set()
-        self._waiting = 0
+        """Start empty in a fork's child: the parent's threads hold nothing there."""
+        self.of.clear()
 
 
-#: One for the process: instances of one namespace write the same objects.
-WRITERS = Writers()
-close_in_child(WRITERS)
+_WRITERS = _AllWriters()
+close_in_child(_WRITERS)
+
+
+def writers_of(namespace: str) -> Writers:
+    """Give the writers of a namespace."""
+    return _WRITERS.of.setdefault(namespace, Writers())

@@ -2,7 +2,7 @@
 
 Mooncake's put answers 0 for a name that exists, whatever its size, and for one
 that somebody is still writing. So keys that are not known to be absent are asked
-for first; that also counts as the use that a set of a present page is (C15).
+for first; that also counts as the use that a set of a present page is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from hicache_core import Pages, Status
 from hicache_mooncake import _native
 from hicache_mooncake._checksum import TRAILER_NBYTES, Trailers
-from hicache_mooncake._client import Client
-from hicache_mooncake._known import WRITERS, KnownKeys
+from hicache_mooncake._client import MAX_BUFFERS, Client, Names
+from hicache_mooncake._known import KnownKeys, writers_of
 from hicache_mooncake._native import NO_ANSWER, STATUS_OF_CODE
 
 OK, ERROR = Status.OK, Status.ERROR
@@ -23,67 +23,73 @@ OK, ERROR = Status.OK, Status.ERROR
 _NO_SPACE_PAUSE_S = 0.2
 #: A transfer that failed this quickly met a connection that had gone stale, and is tried once more.
 _QUICK_S = 0.5
-
-
 #: How long another client may take to finish a put before it is taken over, and how often that is looked at.
 _PENDING_S = 1.0
 _PENDING_PAUSE_S = 0.02
 
 
 class Writer:
-    """Writes objects of one client; thread-safe."""
+    """Writes objects of one namespace; thread-safe."""
 
-    def __init__(self, client: Client, known: KnownKeys, trailers: Trailers | None, timeout_s: float) -> None:
+    def __init__(
+        self, client: Client, names: Names, known: KnownKeys, trailers: Trailers | None, timeout_s: float
+    ) -> None:
         self._client = client
+        self._names = names
         self._known = known
         self._trailers = trailers
         self._timeout_s = timeout_s
         self._pending_s = min(_PENDING_S, 0.25 * timeout_s)
+        self._holds = client.lifeline.holds
+        self._put_from = client.native.batch_put_from
+        self._replication = client.replication
+        self._writers = writers_of(names.prefix)
 
-    def set(self, names: Sequence[str], locs: Pages) -> list[Status]:
-        """Store slots under different names, unless a good value is there."""
-        alone = WRITERS.claim(names, time.monotonic() + self._timeout_s)
+    def set(self, keys: Sequence[str], key_set: set[str], locs: Pages) -> list[Status]:
+        """Store slots under different keys, unless a good value is there; ``key_set`` holds the same keys."""
+        alone = self._writers.claim(key_set, time.monotonic() + self._timeout_s)
         if alone is None:
-            return [Status.TIMEOUT] * len(names)
+            return [Status.TIMEOUT] * len(keys)
         try:
-            absent = self._known.take_absent(names)
-            unfinished = self._known.unfinished(names)
-            if alone and False not in absent and not unfinished and not self._known.bad(names):
-                return self._store(names, locs, unfinished)
-            return self._set_unknown(names, locs, unfinished)
+            absent = self._known.take_absent(key_set)
+            if alone and absent and not self._known.trouble:
+                return self._store(keys, locs, set())
+            return self._set_unknown(keys, locs)
         finally:
-            WRITERS.release(names)
+            self._writers.release(key_set)
 
-    def _set_unknown(self, names: Sequence[str], locs: Pages, unfinished: set[int]) -> list[Status]:
+    def _set_unknown(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         """Ask which keys are there, replace what is bad, and store what is missing."""
-        codes = self._client.exist(names)
+        codes = self._client.exist(self._names.of(keys))
         if min(codes) < 0:
-            return [STATUS_OF_CODE.get(min(codes), ERROR)] * len(names)
+            return [STATUS_OF_CODE.get(min(codes), ERROR)] * len(keys)
         present = [i for i, code in enumerate(codes) if code == 1]
-        replaced = self._replaceable(names, present, locs.nbytes)
+        replaced = self._replaceable(keys, present, locs.nbytes)
         if replaced:
-            self._client.remove([names[i] for i in sorted(replaced)])
+            self._client.remove(self._names.of([keys[i] for i in sorted(replaced)]))
         kept = set(present) - replaced
-        self._known.forget_unfinished(names[i] for i in kept)
-        statuses = [OK] * len(names)
-        missing = [i for i in range(len(names)) if i not in kept]
+        unfinished = self._known.unfinished(keys)
+        self._known.note_good(keys[i] for i in kept)
+        statuses = [OK] * len(keys)
+        missing = [i for i in range(len(keys)) if i not in kept]
         if missing:
             hang = {place for place, i in enumerate(missing) if i in unfinished}
-            stored = self._store([names[i] for i in missing], locs.take(missing), hang)
+            stored = self._store([keys[i] for i in missing], locs.take(missing), hang)
             for position, status in zip(missing, stored, strict=True):
                 statuses[position] = status
         return statuses
 
-    def _replaceable(self, names: Sequence[str], present: Sequence[int], nbytes: int) -> set[int]:
+    def _replaceable(self, keys: Sequence[str], present: Sequence[int], nbytes: int) -> set[int]:
         """Find values that a set replaces: those on which a get has failed, and those of another size."""
-        bad = set(self._known.bad(names))
+        bad = set(self._known.bad(keys)) & set(present)
         unsure = [i for i in present if i not in bad]
         wanted = nbytes + (TRAILER_NBYTES if self._trailers is not None else 0)
-        sizes = self._client.sizes([names[i] for i in unsure]) if unsure else []
+        sizes = self._client.sizes(self._names.of([keys[i] for i in unsure])) if unsure else []
         other = {i for i, size in zip(unsure, sizes, strict=True) if size is not None and size != wanted}
         return bad | other
 
-    def _store(self, names: Sequence[str], locs: Pages, unfinished: set[int]) -> list[Status]:
+    def _store(self, keys: Sequence[str], locs: Pages, unfinished: set[int]) -> list[Status]:
+        names = self._names.of(keys)
         if self._trailers is None:
             codes = self._put(names, locs, None)
             self._finish(names, locs, None, codes, unfinished)
@@ -93,12 +99,35 @@ class Writer:
                 codes = self._put(names, locs, trailers)
                 self._finish(names, locs, trailers, codes, unfinished)
         if codes.count(0) == len(codes):
-            self._known.forget_bad(names)
-            return [OK] * len(names)
-        self._known.forget_bad(name for name, code in zip(names, codes, strict=True) if code == 0)
+            if self._known.trouble:
+                self._known.note_good(keys)
+            return [OK] * len(keys)
+        self._known.note_good(key for key, code in zip(keys, codes, strict=True) if code == 0)
         # The master may hold what the put began, and answer the next one with 0.
-        self._known.note_unfinished(name for name, code in zip(names, codes, strict=True) if code < 0)
+        self._known.note_unfinished(key for key, code in zip(keys, codes, strict=True) if code < 0)
         return [OK if code == 0 else STATUS_OF_CODE.get(code, ERROR) for code in codes]
+
+    def _put(self, names: Sequence[str], locs: Pages, trailers: Pages | None) -> list[int]:
+        started = time.monotonic()
+        if trailers is None and locs.segments_per_page == 1 and len(names) <= MAX_BUFFERS and self._holds():
+            codes: list[int] = self._put_from(names, *locs.addresses(), self._replication)
+            codes = codes if len(codes) == len(names) else [-1] * len(names)
+        else:
+            codes = self._client.put(names, locs, trailers)
+        if codes.count(0) == len(codes) or NO_ANSWER & set(codes):
+            return codes
+        worth = {_native.NO_AVAILABLE_HANDLE}
+        if time.monotonic() - started < _QUICK_S:
+            worth.add(_native.TRANSFER_FAIL)
+        again = [i for i, code in enumerate(codes) if code in worth]
+        if again:
+            if _native.NO_AVAILABLE_HANDLE in codes:
+                time.sleep(min(_NO_SPACE_PAUSE_S, 0.1 * self._timeout_s))
+            part = trailers.take(again) if trailers is not None else None
+            fresh = self._client.put([names[i] for i in again], locs.take(again), part)
+            for position, code in zip(again, fresh, strict=True):
+                codes[position] = code
+        return codes
 
     def _finish(
         self,
@@ -114,11 +143,12 @@ class Writer:
         """
         unsure = [i for i in sorted(unfinished) if codes[i] == 0]
         started = time.monotonic()
-        while unsure and not NO_ANSWER & set(codes):
+        while unsure:
             found = self._client.exist([names[i] for i in unsure])
-            self._known.forget_unfinished(
-                names[i] for i, there in zip(unsure, found, strict=True) if there == 1
-            )
+            if NO_ANSWER & set(found):
+                for i, code in zip(unsure, found, strict=True):
+                    codes[i] = min(code, 0)
+                return
             unsure = [i for i, there in zip(unsure, found, strict=True) if there != 1]
             if time.monotonic() - started > self._pending_s:
                 break
@@ -127,25 +157,3 @@ class Writer:
         for i in unsure:
             part = trailers.take([i]) if trailers is not None else None
             codes[i] = self._client.replace(names[i], locs.take([i]), part)
-            if codes[i] == 0:
-                self._known.forget_unfinished([names[i]])
-
-    def _put(self, names: Sequence[str], locs: Pages, trailers: Pages | None) -> list[int]:
-        started = time.monotonic()
-        codes = self._client.put(names, locs, trailers)
-        if codes.count(0) == len(codes) or NO_ANSWER & set(codes):
-            return codes
-        quick = time.monotonic() - started < _QUICK_S
-        full = _native.NO_AVAILABLE_HANDLE in codes
-        worth = (
-            {_native.NO_AVAILABLE_HANDLE, _native.TRANSFER_FAIL} if quick else {_native.NO_AVAILABLE_HANDLE}
-        )
-        again = [i for i, code in enumerate(codes) if code in worth]
-        if again:
-            if full:
-                time.sleep(min(_NO_SPACE_PAUSE_S, 0.1 * self._timeout_s))
-            part = trailers.take(again) if trailers is not None else None
-            fresh = self._client.put([names[i] for i in again], locs.take(again), part)
-            for position, code in zip(again, fresh, strict=True):
-                codes[position] = code
-        return codes

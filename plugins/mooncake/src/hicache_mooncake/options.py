@@ -132,7 +132,7 @@ class MooncakeOptions(Options):
         if info.field_name == "master" and value and _HOST_ONLY.fullmatch(value):
             value = f"{value}:{MASTER_PORT}"
         if (value or info.field_name == "master") and not _is_address(value):
-            raise ValueError(f"{info.field_name}={value!r} is not an address (write HOST:PORT)")
+            raise ValueError(f"{value!r} is not an address (write HOST:PORT)")
         return value
 
     @field_validator("metadata_server", mode="after")
@@ -141,7 +141,7 @@ class MooncakeOptions(Options):
         if value != P2P_HANDSHAKE and not _METADATA.fullmatch(value):
             # A redis:// address aborts the process, garbage hangs for minutes (0.3.13.post1).
             raise ValueError(
-                f"metadata_server={value!r} is not one this backend can use "
+                f"{value!r} is not one this backend can use "
                 "(write P2PHANDSHAKE, http://HOST:PORT/metadata or etcd://HOST:PORT)"
             )
         return value
@@ -159,7 +159,7 @@ class MooncakeOptions(Options):
     @classmethod
     def _segment(cls, value: int) -> int:
         if 0 < value < LEAST_SEGMENT_NBYTES:
-            raise ValueError(f"segment_size={value} is too small for Mooncake (write 0, or 16MiB and more)")
+            raise ValueError(f"{value} bytes are too few for Mooncake (write 0, or 16MiB and more)")
         return value
 
     @field_validator("extra", mode="after")
@@ -167,10 +167,10 @@ class MooncakeOptions(Options):
     def _extra(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
         own = sorted(_OWN_SETUP & set(value))
         if own:
-            raise ValueError(f"extra may not hold {', '.join(own)}: use the option of that purpose")
+            raise ValueError(f"it may not hold {', '.join(own)}: use the option of that purpose")
         odd = [name for name in value if not _EXTRA_NAME.fullmatch(name)]
         if odd:
-            raise ValueError(f"extra holds {odd[0]!r}, neither an argument of setup() nor an MC_ variable")
+            raise ValueError(f"{odd[0]!r} is neither an argument of setup() nor an MC_ variable")
         return value
 
     @model_validator(mode="after")

@@ -35,7 +35,7 @@ SPEC = BackendSpec(
     ),
     requires=(
         Requirement(
-            module="mooncake",
+            module="mooncake.store",
             pip="pip install 'hicache-mooncake[cpu]'  (or [cuda12], [cuda13])",
             apt="libibverbs1 libcurl4 libnuma1",
             versions=">=0.3.11.post1",

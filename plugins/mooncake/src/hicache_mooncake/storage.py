@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from hicache_core import HiCacheStorage, HiCacheStorageConfig, HostPool, Pages, Status, StorageClosed, Usage
 from hicache_mooncake._admin import Admin
 from hicache_mooncake._checksum import NAME_SUFFIX, TRAILER_NBYTES, Trailers
-from hicache_mooncake._client import Client, unavailable
+from hicache_mooncake._client import Client, Names, unavailable
 from hicache_mooncake._known import KnownKeys
 from hicache_mooncake._native import RPC_FAIL, RPC_TIMEOUT, STATUS_OF_CODE
 from hicache_mooncake._reader import Reader
@@ -51,8 +51,7 @@ class MooncakeStore(HiCacheStorage):
 
     def __init__(self, config: HiCacheStorageConfig, options: MooncakeOptions) -> None:
         super().__init__(config, options)
-        self._prefix = config.namespace.qualify("")
-        self._suffix = NAME_SUFFIX if options.checksum else ""
+        self._names = Names(config.namespace.qualify(""), NAME_SUFFIX if options.checksum else "")
         self._known = KnownKeys()
         self._client: Client | None = None
         self._reader: Reader | None = None
@@ -68,14 +67,14 @@ class MooncakeStore(HiCacheStorage):
         try:
             self._serve(client, pools)
         except BaseException:
-            client.close(self.config.timeout_s)
+            client.close(self._gate, self.config.timeout_s)
             raise
 
     def _serve(self, client: Client, pools: Sequence[HostPool]) -> None:
         client.register(pools)
         trailers = Trailers(lambda pool: client.register([pool])) if self.options.checksum else None
-        self._reader = Reader(client, self._known, trailers, self.config.timeout_s)
-        self._writer = Writer(client, self._known, trailers, self.config.timeout_s)
+        parts = (client, self._names, self._known, trailers, self.config.timeout_s)
+        self._reader, self._writer = Reader(*parts), Writer(*parts)
         self._client = client
         self.capabilities = dataclasses.replace(
             self.spec.capabilities,
@@ -84,7 +83,7 @@ class MooncakeStore(HiCacheStorage):
             transport=self.options.protocol,
         )
         # A process that ends without close() must not leave its segment in the master for client_ttl.
-        self._closes_at_exit = weakref.finalize(self, client.close, self.config.timeout_s)
+        self._closes_at_exit = weakref.finalize(self, client.close, self._gate, self.config.timeout_s)
         super().open(pools)
 
     def rebind(self, config: HiCacheStorageConfig, pools: Sequence[HostPool]) -> HiCacheStorage:
@@ -97,7 +96,7 @@ class MooncakeStore(HiCacheStorage):
         try:
             fresh._serve(client, pools)
         except BaseException:
-            client.close(self.config.timeout_s)
+            client.close(fresh._gate, self.config.timeout_s)
             raise
         return fresh
 
@@ -108,7 +107,7 @@ class MooncakeStore(HiCacheStorage):
         if client is not None:
             if self._closes_at_exit is not None:
                 self._closes_at_exit.detach()
-            client.close(max(0.1, self.config.timeout_s - (time.monotonic() - started)))
+            client.close(self._gate, max(0.1, self.config.timeout_s - (time.monotonic() - started)))
 
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
@@ -134,12 +133,17 @@ class MooncakeStore(HiCacheStorage):
         with self._gate:
             if not keys:
                 return []
-            names = self._names(keys)
-            codes = self._opened(self._client).exist(names)
-            statuses = [_presence(code) for code in codes]
-            if 0 in codes:
-                self._known.note_absent(name for name, code in zip(names, codes, strict=True) if code == 0)
-            for position, status in self._known.bad(names).items():
+            codes = self._opened(self._client).exist(self._names.of(keys))
+            there = codes.count(1)
+            if there == len(codes):
+                statuses = [OK] * there
+            elif not there and codes.count(0) == len(codes):
+                self._known.note_absent(keys)
+                return [MISS] * len(keys)
+            else:
+                statuses = [_presence(code) for code in codes]
+                self._known.note_absent(key for key, code in zip(keys, codes, strict=True) if code == 0)
+            for position, status in self._known.bad(keys).items():
                 if statuses[position] is OK:
                     statuses[position] = status
             return statuses
@@ -156,11 +160,10 @@ class MooncakeStore(HiCacheStorage):
             if not keys:
                 return []
             get = self._opened(self._reader).get
+            if len(set(keys)) == len(keys):
+                return get(keys, locs)
             first = _first_positions(keys)
-            if first is None:
-                return get(self._names(keys), locs)
-            # Mooncake fills one slot a name when a page comes from its disk tier, and reports all as read.
-            statuses = get(self._names([keys[i] for i in first]), locs.take(first))
+            statuses = get([keys[i] for i in first], locs.take(first))
             return _spread(keys, first, statuses, locs)
 
     def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
@@ -169,30 +172,30 @@ class MooncakeStore(HiCacheStorage):
             if not keys:
                 return []
             store = self._opened(self._writer).set
+            key_set = set(keys)
+            if len(key_set) == len(keys):
+                return store(keys, key_set, locs)
             first = _first_positions(keys)
-            if first is None:
-                return store(self._names(keys), locs)
-            statuses = store(self._names([keys[i] for i in first]), locs.take(first))
+            statuses = store([keys[i] for i in first], key_set, locs.take(first))
             return _spread(keys, first, statuses, None)
 
     def batch_remove(self, keys: Sequence[str]) -> list[Status]:
         with self._gate:
             if not keys:
                 return []
-            names = self._names(keys)
-            codes = self._opened(self._client).remove(names)
-            self._known.forget_bad(names)
+            codes = self._opened(self._client).remove(self._names.of(keys))
+            self._known.forget_bad(keys)
             return [OK if code == 0 else STATUS_OF_CODE.get(code, ERROR) for code in codes]
 
     def touch(self, keys: Sequence[str]) -> None:
         with self._gate:
             if keys:
-                self._opened(self._client).exist(self._names(keys))
+                self._opened(self._client).exist(self._names.of(keys))
 
     def clear(self) -> int:
         with self._gate:
             # The namespace is hex digits and a slash: nothing in it means anything to a regular expression.
-            count = self._opened(self._client).remove_matching(f"^{self._prefix}")
+            count = self._opened(self._client).remove_matching(f"^{self._names.prefix}")
             self._known.clear()
             if count < 0:
                 raise unavailable(count, "clear the namespace", self.options.master)
@@ -200,18 +203,12 @@ class MooncakeStore(HiCacheStorage):
 
     def usage(self) -> Usage:
         with self._gate:
-            usage = Admin(self.options.metrics_address, self.config.timeout_s).usage(self._prefix)
+            usage = Admin(self.options.metrics_address, self.config.timeout_s).usage(self._names.prefix)
             if self.options.checksum:
                 return dataclasses.replace(usage, bytes=usage.bytes - usage.pages * TRAILER_NBYTES)
             return usage
 
     # Helpers.
-
-    def _names(self, keys: Sequence[str]) -> list[str]:
-        prefix, suffix = self._prefix, self._suffix
-        if suffix:
-            return [prefix + key + suffix for key in keys]
-        return [prefix + key for key in keys]
 
     def _opened(self, part: _T | None) -> _T:
         """Give a part of the open instance; close() may have taken it away under a running verb."""
@@ -226,10 +223,8 @@ def _presence(code: int) -> Status:
     return MISS if code == 0 else STATUS_OF_CODE.get(code, Status.UNAVAILABLE)
 
 
-def _first_positions(keys: Sequence[str]) -> list[int] | None:
-    """Give where each key stands first, or None when none is repeated."""
-    if len(set(keys)) == len(keys):
-        return None
+def _first_positions(keys: Sequence[str]) -> list[int]:
+    """Give where each key stands first."""
     first: dict[str, int] = {}
     for position, key in enumerate(keys):
         first.setdefault(key, position)
