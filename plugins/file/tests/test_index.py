@@ -51,7 +51,7 @@ def test_the_index_is_a_map_from_digest_to_a_set_of_places(plan: list[tuple[str,
             if verb == "insert" or turn > 1:
                 index.insert(digests, where)
             else:
-                index.load(words(digests), np.array(where, np.int64))
+                index.load(*words(digests).T, np.array(where, np.int64))
             for digest, place in zip(digests, where, strict=True):
                 model[digest].add(place)
         elif verb == "remove":
@@ -91,7 +91,7 @@ def test_the_overlay_is_merged_when_it_has_grown(monkeypatch: pytest.MonkeyPatch
         chunk = digests[start : start + 7]
         index.insert(chunk, range(start, start + len(chunk)))
     overlay, base = index._state
-    assert len(overlay) <= 10 + len(base.place) // 8
+    assert len(overlay) <= 10 + len(base.first) // 8
     assert index.find(digests) == list(range(1000))
     assert index.find([rng.bytes(16)]) == [ABSENT]
 
@@ -103,3 +103,28 @@ def test_damaged_keys_are_known_until_they_are_set() -> None:
     assert index.damaged == {DIGESTS[0]}
     index.insert(DIGESTS[:1], [6])
     assert index.damaged == set()
+
+
+@pytest.mark.parametrize("ordinal", [0, 7, (1 << 18) - 1, 1 << 18, 1 << 30], ids=str)
+def test_places_far_apart_are_kept_whole(ordinal: int) -> None:
+    index = PageIndex()
+    rng = np.random.default_rng(2)
+    digests = [rng.bytes(16) for _ in range(3)]
+    places = [5, ordinal << RECORD_BITS | 16383, ordinal << RECORD_BITS | 16384]
+    for count in (2, 3):  # the third record does not fit the short form
+        index = PageIndex()
+        index.load(*words(digests[:count]).T, np.array(places[:count], np.int64))
+        assert index.find(digests[:count]) == places[:count]
+        assert index.remove(digests[0], 5)
+        assert index.find(digests[:count]) == [ABSENT, *places[1:count]]
+
+
+def test_many_digests_with_one_prefix_are_sorted_whole() -> None:
+    rng = np.random.default_rng(3)
+    first = (rng.integers(0, 1 << 9, 5000, np.uint64) << np.uint64(3)) | rng.integers(0, 8, 5000, np.uint64)
+    first = np.unique(first)
+    rng.shuffle(first)
+    index = PageIndex()
+    index.load(first, first, np.arange(len(first)))
+    digests = [word.tobytes() * 2 for word in first]
+    assert index.find(digests) == list(range(len(first)))

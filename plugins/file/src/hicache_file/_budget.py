@@ -27,6 +27,7 @@ from hicache_file._format import (
     RootState,
     Slot,
     UnknownVersion,
+    is_id,
     pack_root_head,
     pack_root_state,
     pack_slot,
@@ -35,9 +36,8 @@ from hicache_file._format import (
     unpack_slots,
 )
 from hicache_file._journal import LENGTH, OFFSET
-from hicache_file._segment import read_journal
+from hicache_file._segment import read_header, read_journal
 
-_HEX = frozenset("0123456789abcdef")
 _FREE = Slot(bytes(16), bytes(16), 0)
 #: Open segments of all processes; far beyond what a quarter of any budget allows.
 _MAX_SLOTS = 4096
@@ -191,6 +191,7 @@ class Ledger:
         deep = self.boot != self._root.boot
         self.begin()
         used = self._root.folder.size(ROOT_FILE)
+        sequences = [self.sequence]
         for name in namespaces(self._root.folder):
             try:
                 folder = self._root.folder.folder(name)
@@ -198,11 +199,14 @@ class Ledger:
                 continue
             try:
                 scan = scan_folder(folder)
-                self.sequence = max(self.sequence, *(self._mended(folder, scan, deep=deep) or [0]))
-                used += scan_folder(folder).nbytes
+                if scan.half or scan.scratch or deep or not self.sequence:
+                    sequences += self._mended(folder, scan, deep=deep)
+                    scan = scan_folder(folder)
+                used += scan.nbytes
             finally:
                 folder.close()
         self.used = used
+        self.sequence = max(sequences)
         self.boot = self._root.boot
         self.reap()
 
@@ -215,7 +219,7 @@ class Ledger:
             if deep and not is_open(folder, name):
                 cut_tail(folder, name)
             try:
-                sequences.append(read_journal(folder, name)[0].sequence if deep or not self.sequence else 0)
+                sequences.append(read_header(folder, name).sequence)
             except (OSError, ValueError):
                 continue
         return sequences
@@ -238,11 +242,6 @@ class FolderScan:
 def namespaces(root: Folder) -> list[str]:
     """List the names that are namespaces'."""
     return sorted(name for name in root.names() if is_id(name))
-
-
-def is_id(name: str) -> bool:
-    """Tell whether a name is 32 hex digits."""
-    return len(name) == 32 and _HEX.issuperset(name)
 
 
 def scan_folder(folder: Folder) -> FolderScan:

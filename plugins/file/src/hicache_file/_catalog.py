@@ -11,7 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -27,11 +28,24 @@ from hicache_file._format import (
     Event,
     SegmentHeader,
     UnknownVersion,
+    is_id,
     unpack_epoch_live,
 )
-from hicache_file._index import ABSENT, RECORD_BITS, RECORD_MASK, PageIndex
-from hicache_file._journal import CHECK, FLAGS, HAS_SUM, LENGTH, SEAL, WORDS, Words, parse, seals_of
-from hicache_file._segment import Handles, Segment, read_growth, read_journal
+from hicache_file._index import ABSENT, RECORD_BITS, RECORD_MASK, PageIndex, scratch
+from hicache_file._journal import (
+    CHECK,
+    DIGEST_HIGH,
+    DIGEST_LOW,
+    FLAGS,
+    HAS_SUM,
+    LENGTH,
+    SEAL,
+    WORDS,
+    Words,
+    parse,
+    seals_of,
+)
+from hicache_file._segment import Handles, Segment, read_growth, read_header, read_journal
 
 #: Entries of deleted segments are swept out once there are this many beyond a quarter of the index.
 _SWEEP_FROM = 1 << 14
@@ -250,51 +264,64 @@ class Catalog:
         return records
 
     def _load(self, known: dict[bytes, Segment], *, strict: bool) -> None:
-        loaded: list[tuple[Segment, bytes, Words]] = []
+        headers = sorted(self._headers(strict=strict), key=attrgetter("sequence"))
+        most = sum(self._most_records(header) for header in headers)
+        first, second, places = (scratch(most, dtype) for dtype in (np.uint64, np.uint64, np.int64))
+        count = 0
+        for header in headers:
+            try:
+                _, dead, records, final = read_journal(self.space.folder, header.id.hex())
+            except (OSError, ValueError):
+                continue
+            segment = self.space.own.get(header.id) or known.get(header.id) or self.space.new_segment(header)
+            segment.final = final and not segment.mine
+            numbers = self._take_in(segment, dead, records)
+            chosen = slice(count, count := min(most, count + len(numbers)))
+            numbers = numbers[: chosen.stop - chosen.start]
+            first[chosen] = records[numbers, DIGEST_LOW]
+            second[chosen] = records[numbers, DIGEST_HIGH]
+            places[chosen] = numbers + (segment.ordinal << RECORD_BITS)
+        self.index.load(first[:count], second[:count], places[:count])
+
+    def _most_records(self, header: SegmentHeader) -> int:
+        """Tell how many records a journal may hold by its size now, or may soon."""
+        size = self.space.folder.size(f"{header.id.hex()}.idx")
+        return min(header.room, max(0, size - header.records_start) // RECORD_NBYTES)
+
+    def _headers(self, *, strict: bool) -> Iterator[SegmentHeader]:
+        """Give the headers of this epoch's journals; notes those of others."""
         for name in self.space.folder.names():
-            if not name.endswith(".idx") or len(name) != 36:
+            if not name.endswith(".idx") or not is_id(name[:-4]):
                 continue
             try:
-                header, dead, records, final = read_journal(self.space.folder, name[:-4])
+                header = read_header(self.space.folder, name[:-4])
             except UnknownVersion:
                 if strict:
                     raise
                 continue
             except (OSError, BadHeader):
                 continue
-            if header.namespace != self.space.namespace:
-                continue
-            if header.epoch != self.epoch:
-                self.void.append(name[:-4])
-                continue
-            segment = self.space.own.get(header.id) or known.get(header.id) or self.space.new_segment(header)
-            segment.final = final and not segment.mine
-            loaded.append((segment, dead, records))
-        loaded.sort(key=lambda entry: entry[0].header.sequence)
-        self._take_in(loaded)
+            if header.namespace == self.space.namespace:
+                if header.epoch == self.epoch:
+                    yield header
+                else:
+                    self.void.append(name[:-4])
 
-    def _take_in(self, loaded: list[tuple[Segment, bytes, Words]]) -> None:
-        words, places, damaged = [], [], []
-        for segment, dead, records in loaded:
-            if segment.mine and segment.table is not None:
-                records = segment.table[: max(segment.count, len(records))]
-                dead = dead.ljust(len(records), b"\0")
-            else:
-                segment.count = len(records)
-            self.create(segment)
-            if not segment.final and not segment.mine:
-                self._growing.append(segment)
-            alive = _usable(segment, records)
-            flags = np.frombuffer(dead, np.uint8, len(records))
-            if flags.any():
-                damaged.extend(_damaged(records, flags))
-                alive &= flags == 0
-            numbers = np.flatnonzero(alive)
-            words.append(records[numbers, :CHECK])
-            places.append(numbers + (segment.ordinal << RECORD_BITS))
-        if words:
-            self.index.load(np.concatenate(words), np.concatenate(places))
-        self.index.damaged.update(damaged)
+    def _take_in(self, segment: Segment, dead: bytes, records: Words) -> np.ndarray:
+        """Enter a segment that was loaded; gives the numbers of its live records."""
+        if segment.mine and segment.table is not None:
+            dead = dead.ljust(len(records), b"\0")
+        else:
+            segment.count = len(records)
+        self.create(segment)
+        if not segment.final and not segment.mine:
+            self._growing.append(segment)
+        alive = _usable(segment, records)
+        flags = np.frombuffer(dead, np.uint8, len(records))
+        if flags.any():
+            self.index.damaged.update(_damaged(records, flags))
+            alive &= flags == 0
+        return np.flatnonzero(alive)
 
     def _add(self, segment: Segment, records: Words) -> int:
         count = len(records)

@@ -66,6 +66,14 @@ _ALIGNED_FROM_NBYTES = 1 << 20
 _ALIGNMENT = 4096
 
 
+_HEX = frozenset("0123456789abcdef")
+
+
+def is_id(name: str) -> bool:
+    """Tell whether a name is 32 hex digits, as a namespace's folder and a segment's files have."""
+    return len(name) == 32 and _HEX.issuperset(name)
+
+
 class UnknownVersion(ValueError):
     """A header with the right magic and a version that this code does not know."""
 

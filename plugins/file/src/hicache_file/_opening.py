@@ -21,10 +21,17 @@ from hicache_core.errors import (
 from hicache_core.identity import Namespace
 from hicache_core.memory import HostPool
 from hicache_core.storage import HiCacheStorageConfig
-from hicache_file._budget import Ledger, RootFile, scan_folder
+from hicache_file._budget import Ledger, RootFile
 from hicache_file._epoch import EpochFile
 from hicache_file._files import Folder, LockTimeout, boot_id, flock_works, write_exactly
-from hicache_file._format import MANIFEST_FILE, ROOT_FILE, BadHeader, UnknownVersion, unpack_root_head
+from hicache_file._format import (
+    EPOCH_FILE,
+    MANIFEST_FILE,
+    ROOT_FILE,
+    BadHeader,
+    UnknownVersion,
+    unpack_root_head,
+)
 from hicache_file._opened import PAGES_IN_CAPACITY, Opened
 from hicache_file._writer import Writer, WriterSettings
 
@@ -137,10 +144,10 @@ def _make_namespace(opened: Opened, ledger: Ledger) -> tuple[Folder, EpochFile]:
     opened.folder.make_folder(namespace.id)
     folder = opened.folder.folder(namespace.id)
     try:
-        before = scan_folder(folder).nbytes
+        before = folder.size(MANIFEST_FILE) + folder.size(EPOCH_FILE)
         _write_manifest(folder, manifest_json(namespace))
         epoch = EpochFile.make(folder, opened.namespace, ledger.capacity)
-        ledger.used += scan_folder(folder).nbytes - before
+        ledger.used += folder.size(MANIFEST_FILE) + folder.size(EPOCH_FILE) - before
         return folder, epoch
     except BaseException:
         folder.close()
