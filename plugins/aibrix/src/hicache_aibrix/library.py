@@ -1,0 +1,447 @@
+"""The one place that touches aibrix_kvcache: a store of records under 32-digit keys.
+
+Whole batches go through the library's BaseKVCacheManager. Where it says less
+than has to be known (which page of a batch was missing, why one failed, what a
+namespace holds), its connector is asked, which is not public: hence the range
+of versions, and ``_check`` before the first page.
+
+What is worked around, each shown by tests/test_defects.py (aibrix-kvcache 0.8.0):
+
+- The manager's counts: SHFS counts every page that it read, wherever it lies in
+  the batch. Here a page is there when its own record was filled.
+- Buffers: on a timeout the manager frees memory that a thread of its still
+  writes. Here the memory is a record's own, never the manager's pool.
+- L1 takes two batches of equal length and last key for the same, and stands in
+  front of L2 with pages of its own: it stays off, the engine's host memory is L1.
+- Settings come from the environment only: they are set on the library's
+  settings module for the moment in which a manager is made, under a lock.
+- Its event loop is stopped and never closed, three descriptors each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from hicache_aibrix.options import AibrixOptions
+from hicache_aibrix.record import TRAILER_NBYTES, verdict
+from hicache_core.errors import (
+    BackendDependencyMissing,
+    BackendIncompatible,
+    BackendTimeout,
+    BackendUnavailable,
+)
+from hicache_core.status import OK, Status
+
+VERSIONS = ((0, 8), (0, 9))
+_INSTALL = "Run: pip install 'hicache-aibrix[aibrix]'"
+_PREFIX = "AIBRIX_KV_CACHE_OL_"
+#: More keys than any call has, so that the library attempts all of them instead of stopping at a bad batch.
+_ALL_AT_ONCE = 1 << 20
+_TOUCHED = ("_exists", "_get", "_put", "_delete")
+
+_making = threading.Lock()
+_open: dict[tuple[str, str, str], Library] = {}
+
+
+class Record:
+    """What the library takes for a memory region: it fills ``value``, or asks for it.
+
+    The connectors use ``length``, ``fill`` and ``tobytes``; a handle's release
+    calls ``ref_down``. Nothing but this object holds the bytes, so a call that
+    comes back late harms nobody.
+    """
+
+    __slots__ = ("length", "value")
+
+    def __init__(self, length: int, value: bytes | None = None) -> None:
+        self.length = length
+        self.value = value
+
+    def fill(self, value: bytes) -> None:
+        self.value = value
+
+    def tobytes(self) -> bytes:
+        return self.value or b""
+
+    def ref_up(self) -> None:
+        return None
+
+    def ref_down(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Native:
+    package: ModuleType
+    envs: ModuleType
+    torch: ModuleType
+    allocator: ModuleType
+
+
+class Library:
+    """One manager on one namespace's store, shared by all storages of this process that open it.
+
+    Threads: reads from any; ``put`` and ``clear`` while holding ``writing``.
+    """
+
+    def __init__(self, native: _Native, options: AibrixOptions, namespace: str, timeout_s: float) -> None:
+        self.kind = options.backend
+        self.root = options.root
+        #: SHFS gives a key one temporary name, so two writers of a key would mix their bytes.
+        self.writing = threading.Lock()
+        #: Digests of values on which a get has failed.
+        self.bad: set[bytes] = set()
+        self.users = 0
+        self._native = native
+        self._manager = _make_manager(native, options, namespace, timeout_s)
+        self._connector: Any = self._manager._l2_cache._backend
+
+    # Batches, through the manager.
+
+    def get(self, keys: Sequence[str], nbytes: int) -> list[bytes | None]:
+        """Read what is stored under each key; None where nothing was read, for whatever reason."""
+        records = [Record(nbytes) for _ in keys]
+        # The count is not used: it says how many, not which.
+        self._manager.get(None, self._hashes(keys), self._handle(records))
+        return [record.value for record in records]
+
+    def put(self, keys: Sequence[str], values: Sequence[bytes]) -> bool:
+        """Store all values; False when some were not."""
+        records = [Record(len(value), value) for value in values]
+        stored = self._manager.put(None, self._hashes(keys), self._handle(records))
+        return bool(stored.is_ok() and stored.get() == len(keys))
+
+    def exists(self, keys: Sequence[str]) -> int:
+        """Count the leading keys that hold a value."""
+        found = self._manager.exists(None, self._hashes(keys))
+        return int(found.get()) if found.is_ok() else 0
+
+    def _hashes(self, keys: Sequence[str]) -> Any:
+        return self._native.package.BlockHashes(list(keys), 1)
+
+    def _handle(self, records: list[Record]) -> Any:
+        return self._native.package.MemoryRegionKVCacheHandle(self._native.torch.uint8, (1,), records)
+
+    # Single keys, through the connector.
+
+    def contains(self, key: str) -> Status:
+        """Tell whether there is a value; of a file also whether it can hold a page."""
+        size = self._size(key)
+        if size is not None and size <= TRAILER_NBYTES:
+            return Status.CORRUPT
+        return _status(self._connector._exists(key.encode()))
+
+    def is_whole(self, key: str, nbytes: int, digest: bytes) -> bool:
+        """Tell whether a present value has a page's size; RocksDB has to read it for that."""
+        if self.kind == "shfs":
+            return self._size(key) == nbytes + TRAILER_NBYTES
+        _, value = self.get_one(key, nbytes + TRAILER_NBYTES)
+        return value is not None and verdict(value, nbytes, digest) is OK
+
+    def get_one(self, key: str, nbytes: int) -> tuple[Status, bytes | None]:
+        """Read one value, and say why there is none."""
+        record = Record(nbytes)
+        status = _status(self._connector._get(key.encode(), record))
+        if status is Status.ERROR and self._size(key) not in (None, nbytes):
+            return Status.SIZE_MISMATCH, None
+        return status, record.value
+
+    def put_one(self, key: str, value: bytes) -> Status:
+        """Store one value, and say why it was not."""
+        return _status(self._connector._put(key.encode(), Record(len(value), value)))
+
+    def remove(self, key: str) -> Status:
+        """Remove one value; MISS where there is none."""
+        there = self.contains(key)
+        return _status(self._connector._delete(key.encode())) if there is OK else there
+
+    def _size(self, key: str) -> int | None:
+        """Tell a file's size, which SHFS compares and does not report."""
+        if self.kind != "shfs":
+            return None
+        try:
+            return int(os.stat(self._connector._key_to_filepath(key.encode())).st_size)
+        except OSError:
+            return None
+
+    # The whole namespace.
+
+    def sizes(self) -> Iterator[int]:
+        """Give the stored bytes of every value, one after the other."""
+        if self.kind == "rocksdb":
+            for value in self._connector.store.values():
+                yield len(value)
+            return
+        for path in _files(str(self._connector.root_path)):
+            with contextlib.suppress(FileNotFoundError):
+                if not path.endswith(".tmp"):
+                    yield os.stat(path).st_size
+
+    def store_nbytes(self) -> int:
+        """Sum the bytes of all files of the root."""
+        total = 0
+        for path in _files(self.root):
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(path).st_size
+        return total
+
+    def clear(self) -> int:
+        """Remove every value of the namespace and give how many there were."""
+        removed = 0
+        if self.kind == "rocksdb":
+            store = self._connector.store
+            for key in list(store.keys()):
+                store.delete(key)
+                removed += 1
+            return removed
+        for path in _files(str(self._connector.root_path)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                removed += not path.endswith(".tmp")
+        return removed
+
+    def close(self) -> None:
+        """Give back the store, the library's threads and its event loop."""
+        manager, self._manager, self._connector = self._manager, None, None
+        if manager is None:
+            return
+        loop = manager._event_loop
+        manager.close()
+        _close_loop(loop)
+
+    def abandon_in_child(self) -> None:
+        """Never use or close, in a fork's child, what is the parent's."""
+        _parents.append((self._manager, self._connector))
+        self._manager = self._connector = None
+
+
+#: In a fork's child: the parent's managers, kept so that no destructor closes what the parent uses.
+_parents: list[Any] = []
+
+
+def open_library(options: AibrixOptions, namespace: str, timeout_s: float) -> Library:
+    """Open a namespace's store, or join the one that this process has open; ``leave`` ends it.
+
+    Raises: BackendDependencyMissing, BackendIncompatible, BackendUnavailable.
+    """
+    native = _load()
+    place = (options.backend, os.path.realpath(options.root), namespace)
+    with _held(timeout_s):
+        library = _open.get(place)
+        if library is None:
+            _prepare(options)
+            library = _open[place] = Library(native, options, namespace, timeout_s)
+        library.users += 1
+    return library
+
+
+def leave(library: Library) -> None:
+    """Close a store when its last user in this process has left it."""
+    with _making:
+        library.users -= 1
+        if library.users:
+            return
+        for place in [place for place, other in _open.items() if other is library]:
+            del _open[place]
+        library.close()
+
+
+def store_of(root: str, namespace: str) -> Any:
+    """Give the open RocksDB of a namespace, for the harness; None where this process has none."""
+    library = _open.get(("rocksdb", os.path.realpath(root), namespace))
+    return None if library is None else library._connector.store
+
+
+def forget_in_child() -> None:
+    """Give a fork's child no store of its parent's."""
+    global _making
+    _making = threading.Lock()
+    for library in _open.values():
+        library.abandon_in_child()
+    _open.clear()
+
+
+@contextlib.contextmanager
+def _held(timeout_s: float) -> Iterator[None]:
+    if not _making.acquire(timeout=timeout_s):
+        raise BackendTimeout(
+            "opening 'aibrix'",
+            value=f"another store is being opened for {timeout_s:g} s",
+            remedy="Look at that store's file system.",
+        )
+    try:
+        yield
+    finally:
+        _making.release()
+
+
+def _load() -> _Native:
+    try:
+        package = importlib.import_module("aibrix_kvcache")
+        envs = importlib.import_module("aibrix_kvcache.envs")
+        torch = importlib.import_module("torch")
+        allocator = importlib.import_module("aibrix_kvcache.memory.allocator")
+    except ModuleNotFoundError as error:
+        raise BackendDependencyMissing("aibrix", str(error.name), remedy=_INSTALL) from error
+    version = str(getattr(package, "__version__", "0"))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if not VERSIONS[0] <= numbers < VERSIONS[1]:
+        raise BackendIncompatible(
+            "aibrix",
+            "this version of aibrix-kvcache is not known",
+            value=f"{version}, known are 0.8.x",
+            remedy=_INSTALL,
+        )
+    if not package.MemoryRegion.use_compact_layout():
+        raise BackendIncompatible(
+            "aibrix",
+            "the library was told to store tokens with its blocks, which excludes keys that are hashes",
+            value=f"{_PREFIX}TOKEN_VALIDATION_ENABLED is set",
+            remedy=f"Unset {_PREFIX}TOKEN_VALIDATION_ENABLED.",
+        )
+    return _Native(package, envs, torch, allocator)
+
+
+def _prepare(options: AibrixOptions) -> None:
+    """Make the root and see that it can be written: SHFS opens whatever it is given, and fails later."""
+    try:
+        os.makedirs(options.root, mode=0o700, exist_ok=True)
+        problem = "" if os.access(options.root, os.R_OK | os.W_OK | os.X_OK) else "permission denied"
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        raise BackendUnavailable(
+            f"opening 'aibrix' ({options.backend}) in {options.root}",
+            value=problem,
+            remedy=f"Give user {os.getuid()} a folder that it can write.",
+        )
+
+
+def _make_manager(native: _Native, options: AibrixOptions, namespace: str, timeout_s: float) -> Any:
+    package, uint8 = native.package, native.torch.uint8
+    manager = package.BaseKVCacheManager.__new__(package.BaseKVCacheManager)
+    wanted = _wanted(options, namespace, timeout_s)
+    quiet = {"tqdm": lambda slabs, *_: slabs}  # the allocator draws a progress bar on stderr
+    with _attributes(native.envs, wanted), _attributes(native.allocator, quiet):
+        # The library's own blocks are never used (see Record): the smallest that it accepts.
+        tensor = package.KVCacheTensorSpec(heads=[0], layers=[0], head_size=8)
+        block = package.KVCacheBlockSpec(1, uint8, package.KVCacheBlockLayout.NCLD, tensor)
+        config = package.KVCacheConfig(block, package.ModelSpec(max_model_len=1), multi_threaded=True)
+        try:
+            manager.__init__(config)
+            _check(manager)
+        except BackendIncompatible:
+            _undo(manager)
+            raise
+        except Exception as error:
+            _undo(manager)
+            raise BackendUnavailable(
+                f"opening 'aibrix' ({options.backend}) in {options.root}",
+                value=" ".join(str(error).split()),
+                remedy="RocksDB admits one process: choose another root, or backend='shfs'."
+                if "lock" in str(error).lower()
+                else "See that the root can be written.",
+            ) from error
+    return manager
+
+
+def _wanted(options: AibrixOptions, namespace: str, timeout_s: float) -> dict[str, Any]:
+    settings = {
+        "DEVICE": "cpu:0",  # with "cpu" the library asks for pinned memory, which needs an accelerator
+        "BLOCK_SIZE": -1,
+        "CHUNK_SIZE": 4,
+        "MAX_SEQ_LEN": -1,
+        "L1_CACHE_ENABLED": False,
+        "L2_CACHE_BACKEND": options.backend.upper(),
+        "L2_CACHE_NAMESPACE": f"hicache-{namespace}",
+        "L2_CACHE_OP_BATCH": _ALL_AT_ONCE,
+        "L2_CACHE_KEY_BUILDER": "RAW",
+        # A block has one token here.
+        "L2_CACHE_PER_TOKEN_TIMEOUT_MS": math.ceil(timeout_s * 1000),
+        "L2_CACHE_INGESTION_MAX_INFLIGHT_TOKENS": 0,  # a put returns when it is done, or OK would mean nothing
+        "L2_CACHE_NUM_ASYNC_WORKERS": options.workers,
+        "META_SERVICE_BACKEND": "",
+        "PROFILING_ENABLED": False,
+        "ROCKSDB_ROOT": options.root,
+        "ROCKSDB_TTL_S": options.ttl_s,
+        "ROCKSDB_WRITE_BUFFER_SIZE": options.write_buffer,
+        "SHFS_ROOT": options.root,
+    }
+    return {_PREFIX + name: value for name, value in settings.items()}
+
+
+@contextlib.contextmanager
+def _attributes(module: ModuleType, wanted: dict[str, Any]) -> Iterator[None]:
+    """Have a module of the library see these values while ``_making`` is held. Its settings are such:
+    attributes go before the ``__getattr__`` that reads the environment.
+    """
+    space = vars(module)
+    before = {name: space[name] for name in wanted if name in space}
+    space.update(wanted)
+    try:
+        yield
+    finally:
+        for name in wanted:
+            space.pop(name, None)
+        space.update(before)
+
+
+def _check(manager: Any) -> None:
+    connector = getattr(getattr(manager, "_l2_cache", None), "_backend", None)
+    lacking = [name for name in _TOUCHED if not callable(getattr(connector, name, None))]
+    if lacking or not hasattr(manager, "_event_loop"):
+        raise BackendIncompatible(
+            "aibrix",
+            "the library is not built as it was when this was written",
+            value=f"{type(connector).__name__} lacks {', '.join(lacking) or 'its event loop'}",
+            remedy=_INSTALL,
+        )
+
+
+def _undo(manager: Any) -> None:
+    """End the threads of a manager that was made half-way; the library leaves them."""
+    loop, thread = getattr(manager, "_event_loop", None), getattr(manager, "_thread", None)
+    executor = getattr(manager, "_executor", None)
+    if loop is not None and thread is not None:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+    if executor is not None:
+        executor.shutdown(wait=True)
+    _close_loop(loop)
+
+
+def _close_loop(loop: Any) -> None:
+    if loop is not None and not loop.is_running():
+        loop.close()
+
+
+def _files(folder: str) -> Iterator[str]:
+    for where, _, names in os.walk(folder):
+        for name in names:
+            yield os.path.join(where, name)
+
+
+def _status(native: Any) -> Status:
+    """Translate the library's status; its errors carry the system's words, and no number."""
+    if native.is_ok():
+        return OK
+    if native.is_not_found():
+        return Status.MISS
+    if native.is_timeout() or native.is_cancelled():
+        return Status.TIMEOUT
+    if native.is_denied():
+        return Status.DENIED
+    said = str(native.value).lower()
+    if native.is_out_of_memory() or "[errno 28]" in said or "[errno 122]" in said or "no space" in said:
+        return Status.NO_SPACE
+    if "[errno 13]" in said or "[errno 1]" in said or "[errno 30]" in said:
+        return Status.DENIED
+    return Status.ERROR

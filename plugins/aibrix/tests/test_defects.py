@@ -1,0 +1,197 @@
+"""What AIBrix's library, and SGLang's backend over it, got wrong, shown on the library and shown to be right here.
+
+Sources: aibrix-kvcache 0.8.0, ``cache_manager.py``, ``l2/l2_cache.py``, ``l2/connectors``; SGLang 0.5.23,
+``mem_cache/storage/aibrix_kvcache``.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hicache_aibrix import library as library_module
+from hicache_core import HiCacheStorage, Shard, Status
+
+from .conftest import Opener, a_pool, first_bytes
+
+OK, MISS, CORRUPT = Status.OK, Status.MISS, Status.CORRUPT
+KINDS = ["rocksdb", "shfs"]
+
+
+def keys_of(pool: Any, *hashes: str) -> list[str]:
+    made: list[str] = pool.component.keys(hashes)
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hole_in_the_middle_is_one_miss_and_shifts_nothing(opened: Opener, kind: str) -> None:
+    """SHFS counts what it read behind a hole too: four of five, with values 1, 2, none, 4 in the first four."""
+    pool = a_pool(10)
+    storage = opened(pool, kind)
+    keys = keys_of(pool, "k0", "k1", "absent", "k3", "k4")
+    there = [keys[0], keys[1], keys[3], keys[4]]
+    assert storage.batch_set(there, pool.pages(range(4))) == [OK] * 4
+    assert storage.batch_get(keys, pool.pages(range(5, 10))) == [OK, OK, MISS, OK, OK]
+    assert first_bytes(pool, range(5, 10)) == [1, 2, 8, 3, 4]
+    assert (storage.batch_contains(keys), storage.batch_exists(keys)) == ([OK, OK, MISS, OK, OK], 2)
+
+
+def test_the_library_still_miscounts_behind_a_hole(opened: Opener) -> None:
+    """Fails on the day on which the library counts right, and then library.py may trust it."""
+    pool = a_pool(4)
+    storage: Any = opened(pool, "shfs")
+    keys = keys_of(pool, "k0", "k1", "k2", "k3")
+    storage.batch_set([keys[0], keys[1], keys[3]], pool.pages(range(3)))
+    library = storage._library
+    names = [importlib.import_module("hicache_aibrix.record").digest_of(key).hex() for key in keys]
+    records = [library_module.Record(4096 + 40) for _ in names]
+    counted = library._manager.get(None, library._hashes(names), library._handle(records)).get()
+    assert (counted, [record.value is not None for record in records]) == (3, [True, True, False, True])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "change", [{"kv_dtype": "fp16"}, {"model": "another"}, {"lora": "adapter"}, {"tenant": "other"}], ids=str
+)
+def test_c9_another_dtype_model_or_adapter_never_hits(
+    opened: Opener, kind: str, change: dict[str, str]
+) -> None:
+    """The library's L2 path holds neither model nor dtype: a bf16 page was read by an fp16 manager."""
+    pool = a_pool(2)
+    one, other = opened(pool, kind), opened(pool, kind, **change)
+    keys = keys_of(pool, "k")
+    assert one.batch_set(keys, pool.pages([0])) == [OK]
+    assert (other.batch_get(keys, pool.pages([1])), one.batch_get(keys, pool.pages([1]))) == ([MISS], [OK])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_with_the_same_last_key_and_length_are_apart(opened: Opener, kind: str) -> None:
+    """aibrix#2329: two batches were taken for equal by their last hash and their count."""
+    pool = a_pool(8)
+    storage = opened(pool, kind)
+    one, two = keys_of(pool, "a", "b", "z"), keys_of(pool, "c", "d", "z")
+    assert storage.batch_set(one, pool.pages([0, 1, 2])) == [OK] * 3
+    assert storage.batch_contains(two) == [MISS, MISS, OK]
+    assert storage.batch_set(two, pool.pages([3, 4, 2])) == [OK] * 3
+    assert storage.batch_get(two, pool.pages([5, 6, 7])) == [OK] * 3
+    assert first_bytes(pool, range(5, 8)) == [4, 5, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_c12_partial_gets_leak_nothing(opened: Opener, kind: str) -> None:
+    """SGLang's backend fails an assertion on a partial hit and never releases: 50 of them lost 3 to 7 MB."""
+    pool = a_pool(8, 1 << 18)
+    storage = opened(pool, kind)
+    keys = keys_of(pool, *(f"k{i}" for i in range(8)))
+    storage.batch_set(keys[:3], pool.pages(range(3)))
+    wanted = [OK] * 3 + [MISS] * 5
+
+    def rounds(count: int) -> int:
+        for _ in range(count):
+            assert storage.batch_get(keys, pool.pages(range(8))) == wanted
+        gc.collect()
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = rounds(50)
+    assert rounds(100) - before < 4 << 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_mla_page_goes_and_comes_back(opened: Opener, kind: str) -> None:
+    """SGLang's backend raises NotImplementedError for MLA."""
+    shard = Shard(layers=(0, 3, 3), heads="replicated")
+    pool = a_pool(2, 3 * 64 * 576 * 2, shard=shard, byte_order="mla_page_first")
+    storage = opened(pool, kind)
+    keys = keys_of(pool, "k")
+    assert storage.batch_set(keys, pool.pages([0])) == [OK]
+    assert storage.batch_get(keys, pool.pages([1])) == [OK]
+    assert bytes(pool.pages([1]).views(0)[0]) == bytes(pool.pages([0]).views(0)[0])
+
+
+def test_c11_a_get_of_the_library_that_comes_late_writes_into_nobodys_slot(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a timeout the manager gave its buffers back while a thread of its own still filled them."""
+    pool = a_pool(4)
+    storage: Any = opened(pool, "shfs", timeout_s=0.2)
+    keys = keys_of(pool, "k")
+    storage.batch_set(keys, pool.pages([0]))
+    connector = storage._library._connector
+    go, late = importlib.import_module("threading").Event(), []
+    read = connector._get
+
+    def slow(key: bytes, record: Any) -> Any:
+        late.append(record)
+        go.wait(10)
+        return read(key, record)
+
+    monkeypatch.setattr(connector, "_get", slow)
+    values = storage._library.get(["00"], 4096)
+    before = bytes(pool.owner)
+    go.set()
+    assert (values, bytes(pool.owner), len(late)) == ([None], before, 1)
+
+
+def test_c16_opening_changes_no_environment_and_draws_no_bar(
+    opened: Opener, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The library takes its settings from the environment and draws a progress bar on stderr."""
+    pool, before = a_pool(1), dict(os.environ)
+    opened(pool, "rocksdb")
+    said = capfd.readouterr()
+    envs = sys.modules["aibrix_kvcache.envs"]
+    left = [name for name in vars(envs) if name.startswith("AIBRIX_KV_CACHE_OL_")]
+    assert (dict(os.environ), left, said.out, "Allocating" in said.err) == (before, [], "", False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_c12_a_store_that_cannot_be_opened_leaves_no_thread(
+    opened: Opener, kind: str, tmp_path: Path
+) -> None:
+    """A manager whose constructor raises leaves its event loop's thread and its workers running."""
+    from hicache_core.errors import BackendUnavailable
+
+    (tmp_path / kind).write_text("a file where a folder should be")
+    threading = importlib.import_module("threading")
+    before = set(threading.enumerate())
+    with pytest.raises(BackendUnavailable) as refused:
+        opened(a_pool(1), kind)
+    assert f"opening 'aibrix' ({kind}) in {tmp_path / kind}" in str(refused.value)
+    assert set(threading.enumerate()) == before
+
+
+def test_rocksdb_of_another_process_is_refused_with_the_remedy(opened: Opener, tmp_path: Path) -> None:
+    import subprocess
+
+    pool = a_pool(1)
+    opened(pool, "rocksdb")
+    program = (
+        "import sys\n"
+        "from hicache_core import Identity, Namespace\n"
+        "from hicache_core.errors import BackendUnavailable\n"
+        "from hicache_aibrix.library import open_library\n"
+        "from hicache_aibrix.options import AibrixOptions\n"
+        "try: open_library(AibrixOptions(root=sys.argv[1]), Namespace.of(Identity.for_tests()).id, 5.0)\n"
+        "except BackendUnavailable as error: print(error.remedy)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "rocksdb")]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said.strip() == "RocksDB admits one process: choose another root, or backend='shfs'."
+
+
+def test_c14_what_was_ok_is_there_in_a_new_manager(opened: Opener) -> None:
+    pool = a_pool(4)
+    keys = keys_of(pool, "a", "b")
+    for kind in KINDS:
+        storage: HiCacheStorage = opened(pool, kind)
+        assert storage.batch_set(keys, pool.pages([0, 1])) == [OK, OK]
+        storage.close()
+        assert opened(pool, kind).batch_get(keys, pool.pages([2, 3])) == [OK, OK]
+        assert first_bytes(pool, range(2, 4)) == [1, 2]
