@@ -51,7 +51,7 @@ def test_the_index_is_a_map_from_digest_to_a_set_of_places(plan: list[tuple[str,
             if verb == "insert" or turn > 1:
                 index.insert(digests, where)
             else:
-                index.load(*words(digests).T, np.array(where, np.int64))
+                index.load(*words(digests).T.copy(), np.array(where, np.int64))
             for digest, place in zip(digests, where, strict=True):
                 model[digest].add(place)
         elif verb == "remove":
@@ -113,7 +113,7 @@ def test_places_far_apart_are_kept_whole(ordinal: int) -> None:
     places = [5, ordinal << RECORD_BITS | 16383, ordinal << RECORD_BITS | 16384]
     for count in (2, 3):  # the third record does not fit the short form
         index = PageIndex()
-        index.load(*words(digests[:count]).T, np.array(places[:count], np.int64))
+        index.load(*words(digests[:count]).T.copy(), np.array(places[:count], np.int64))
         assert index.find(digests[:count]) == places[:count]
         assert index.remove(digests[0], 5)
         assert index.find(digests[:count]) == [ABSENT, *places[1:count]]
@@ -125,6 +125,6 @@ def test_many_digests_with_one_prefix_are_sorted_whole() -> None:
     first = np.unique(first)
     rng.shuffle(first)
     index = PageIndex()
-    index.load(first, first, np.arange(len(first)))
+    index.load(first.copy(), first.copy(), np.arange(len(first)))
     digests = [word.tobytes() * 2 for word in first]
     assert index.find(digests) == list(range(len(first)))

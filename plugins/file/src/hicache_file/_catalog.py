@@ -265,22 +265,25 @@ class Catalog:
 
     def _load(self, known: dict[bytes, Segment], *, strict: bool) -> None:
         headers = sorted(self._headers(strict=strict), key=attrgetter("sequence"))
-        most = sum(self._most_records(header) for header in headers)
+        sizes = [self._most_records(header) for header in headers]
+        most = sum(sizes)
         first, second, places = (scratch(most, dtype) for dtype in (np.uint64, np.uint64, np.int64))
         count = 0
+        buffer = bytearray(max((h.records_start for h in headers), default=0) + 64 * max(sizes, default=0))
         for header in headers:
             try:
-                _, dead, records, final = read_journal(self.space.folder, header.id.hex())
+                _, dead, records, final = read_journal(self.space.folder, header.id.hex(), buffer)
             except (OSError, ValueError):
                 continue
             segment = self.space.own.get(header.id) or known.get(header.id) or self.space.new_segment(header)
             segment.final = final and not segment.mine
             numbers = self._take_in(segment, dead, records)
-            chosen = slice(count, count := min(most, count + len(numbers)))
-            numbers = numbers[: chosen.stop - chosen.start]
-            first[chosen] = records[numbers, DIGEST_LOW]
-            second[chosen] = records[numbers, DIGEST_HIGH]
-            places[chosen] = numbers + (segment.ordinal << RECORD_BITS)
+            numbers = numbers[: most - count]
+            chosen = slice(count, count := count + len(numbers))
+            kept = records if len(numbers) == len(records) else records[numbers]
+            first[chosen] = kept[:, DIGEST_LOW]
+            second[chosen] = kept[:, DIGEST_HIGH]
+            np.add(numbers, segment.ordinal << RECORD_BITS, out=places[chosen])
         self.index.load(first[:count], second[:count], places[:count])
 
     def _most_records(self, header: SegmentHeader) -> int:

@@ -130,6 +130,10 @@ class PageIndex:
 
     def insert(self, digests: Sequence[bytes], places: Sequence[int]) -> None:
         """Add pages; a key that is there already keeps its older place as a spare."""
+        if len(set(digests)) != len(digests):
+            for digest, place in zip(digests, places, strict=True):
+                self.insert((digest,), (place,))
+            return
         overlay, base = self._state
         before = self.find(digests)
         if before.count(ABSENT) != len(before):
@@ -141,13 +145,11 @@ class PageIndex:
         if self.mismatched:
             self.mismatched.difference_update(digests)
         overlay.update(zip(digests, places, strict=True))
-        if len(set(digests)) != len(digests):
-            self._keep_repeats(digests, places)
         if len(overlay) > _MERGE_FROM + (len(base.first) >> 3):
             self.merge()
 
     def load(self, first: NDArray[np.uint64], second: NDArray[np.uint64], places: Places) -> None:
-        """Fill an empty index; the digests' two words, keys may repeat."""
+        """Fill an empty index; the digests' two words, keys may repeat. The arrays are taken over."""
         self._settle({}, first, second, places)
 
     def remove(self, digest: bytes, place: int, *, damaged: bool | None = None) -> bool:
@@ -221,10 +223,9 @@ class PageIndex:
         place: Places,
     ) -> None:
         order = _order(first)
-        first, second, place = (_taken(column, order) for column in (first, second, place))
+        first, second, place = _rearranged(order, first, second, place)
         if (first[1:] < first[:-1]).any():  # two prefixes were alike, their rest in another order: rare
-            order = np.argsort(first)
-            first, second, place = (_taken(column, order) for column in (first, second, place))
+            first, second, place = _rearranged(np.argsort(first), first, second, place)
         del order
         ties = np.flatnonzero(first[1:] == first[:-1]) + 1
         if len(ties):
@@ -269,13 +270,6 @@ class PageIndex:
         if at < len(base.first) and base.first[at] == words[0] and base.second[at] == words[1]:
             base.forget(at)
 
-    def _keep_repeats(self, digests: Sequence[bytes], places: Sequence[int]) -> None:
-        """One batch held a key twice: the last place won, the others are spares."""
-        last = dict(zip(digests, places, strict=True))
-        for digest, place in zip(digests, places, strict=True):
-            if last[digest] != place:
-                self.spare.setdefault(digest, []).append(place)
-
 
 def _search(base: _Base, digests: Sequence[bytes]) -> Places:
     words = np.frombuffer(b"".join(digests), dtype="<u8").reshape(-1, 2)
@@ -304,6 +298,12 @@ def _order(first: NDArray[np.uint64]) -> NDArray[np.intp]:
     return carried.view(np.intp)
 
 
-def _taken(column: np.ndarray, order: NDArray[np.intp]) -> np.ndarray:
-    """Give a column in another order; "clip" lets numpy write to where it is told without a copy."""
-    return column.take(order, out=scratch(len(order), column.dtype), mode="clip")
+def _rearranged(
+    order: NDArray[np.intp], first: np.ndarray, second: np.ndarray, place: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Give columns in another order, each in the memory of the one before it, which is spent by then."""
+    spare = scratch(len(order), np.uint64)
+    # "clip" lets numpy write to where it is told without a copy of its own
+    first, spent = first.take(order, out=spare, mode="clip"), first
+    second, spent = second.take(order, out=spent, mode="clip"), second
+    return first, second, place.take(order, out=spent.view(np.int64), mode="clip")

@@ -107,7 +107,7 @@ def build(
     return records
 
 
-def parse(raw: bytes, segment_id: bytes, first: int = 0) -> Words:
+def parse(raw: bytes | memoryview, segment_id: bytes, first: int = 0) -> Words:
     """Read records up to the first bad one (R2).
 
     Args:

@@ -29,6 +29,8 @@ from hicache_file._format import (
 )
 from hicache_file._journal import WORDS, Words, parse
 
+#: No journal is longer: 64 MiB of pages of 4 KiB take 1.1 MB.
+LARGEST_JOURNAL_NBYTES = 1 << 22
 #: Journal bytes read at once when looking for growth: 64 records.
 _GROWTH_NBYTES = 4096
 
@@ -228,17 +230,28 @@ def read_header(folder: Folder, name: str) -> SegmentHeader:
         os.close(fd)
 
 
-def read_journal(folder: Folder, name: str) -> tuple[SegmentHeader, bytes, Words, bool]:
-    """Read a whole journal: header, dead bytes, good records, and whether it ends there for good."""
+def read_journal(
+    folder: Folder, name: str, buffer: bytearray | None = None
+) -> tuple[SegmentHeader, bytes, Words, bool]:
+    """Read a whole journal: header, dead bytes, good records, and whether it ends there for good.
+
+    Args:
+        buffer: used again for each of many journals; the records are valid until the next one.
+
+    Raises:
+        OSError, BadHeader, UnknownVersion.
+    """
     fd = folder.open(f"{name}.idx")
     try:
-        size = os.fstat(fd).st_size
-        raw = os.pread(fd, size, 0)
+        size = min(os.fstat(fd).st_size, LARGEST_JOURNAL_NBYTES)
+        if buffer is None or len(buffer) < size:
+            buffer = bytearray(size)
+        raw = memoryview(buffer)[: os.preadv(fd, [memoryview(buffer)[:size]], 0)]
     finally:
         os.close(fd)
-    header = _named(unpack_journal_head(raw), name)
+    header = _named(unpack_journal_head(bytes(raw[:JOURNAL_HEAD_NBYTES])), name)
     records = parse(raw[header.records_start :], header.id)
-    dead = raw[header.dead_start : header.dead_start + len(records)]
+    dead = bytes(raw[header.dead_start : header.dead_start + len(records)])
     if len(dead) < len(records):
         raise BadHeader("a journal without its dead bytes")
     return header, dead, records, len(raw) <= header.records_start + len(records) * RECORD_NBYTES
