@@ -1,4 +1,4 @@
-"""What AIBrix's library, and SGLang's backend over it, got wrong, shown on the library and shown to be right here.
+"""What AIBrix's library, and SGLang's backend over it, got wrong, and that it is right here.
 
 Sources: aibrix-kvcache 0.8.0, ``cache_manager.py``, ``l2/l2_cache.py``, ``l2/connectors``; SGLang 0.5.23,
 ``mem_cache/storage/aibrix_kvcache``.
@@ -31,7 +31,7 @@ def keys_of(pool: Any, *hashes: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hole_in_the_middle_is_one_miss_and_shifts_nothing(opened: Opener, kind: str) -> None:
-    """SHFS counts what it read behind a hole too: four of five, with values 1, 2, none, 4 in the first four."""
+    """SHFS counts what it read behind a hole too: four of five, and the third of the first four is empty."""
     pool = a_pool(10)
     storage = opened(pool, kind)
     keys = keys_of(pool, "k0", "k1", "absent", "k3", "k4")
@@ -101,6 +101,27 @@ def test_c12_partial_gets_leak_nothing(opened: Opener, kind: str) -> None:
 
     before = rounds(50)
     assert rounds(100) - before < 4 << 20
+
+
+def test_a_batch_that_the_library_trips_over_is_told_page_by_page(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a file cannot be written the manager raises AttributeError: it asks a status for its result."""
+    pool = a_pool(3)
+    storage: Any = opened(pool, "shfs")
+    connector = storage._library._connector
+    write = connector._put
+
+    def full(key: bytes, record: Any) -> Any:
+        if record.tobytes()[0] != 2:
+            return write(key, record)
+        native = importlib.import_module("aibrix_kvcache")
+        return native.Status(native.StatusCodes.ERROR, "Failed to put value: [Errno 28] No space left")
+
+    monkeypatch.setattr(connector, "_put", full)
+    keys = keys_of(pool, "a", "b", "c")
+    assert storage.batch_set(keys, pool.pages(range(3))) == [OK, Status.NO_SPACE, OK]
+    assert storage.batch_contains(keys) == [OK, MISS, OK]
 
 
 @pytest.mark.parametrize("kind", KINDS)
