@@ -10,7 +10,7 @@ import pytest
 from hicache_conformance.bench import PAGE_NBYTES, Bench, aligned, loose
 from hicache_conformance.builders import LAYOUTS, ONE_SEGMENT, Arena, Layout, in_segments
 from hicache_conformance.calls import pause_for
-from hicache_core import Status
+from hicache_core import InvalidArgument, Status
 
 OK, MISS = Status.OK, Status.MISS
 
@@ -200,6 +200,9 @@ def _segments_fit(bench: Bench, layout: Layout, nbytes: int) -> None:
 
 def _takes_loose(bench: Bench) -> None:
     if bench.capabilities.needs_registered:
+        component = bench.component()
+        with pytest.raises(InvalidArgument):
+            bench.open().batch_set(bench.keys(1), loose([bytearray(component.page_nbytes)], component))
         pytest.skip(
             "unsupported: loose buffers, which HiCache bounces for a backend that needs registered memory"
         )
