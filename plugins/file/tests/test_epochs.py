@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hicache_core import Status, UnsupportedOperation
+from hicache_core.errors import InvalidOptions
 from hicache_file import _opening
 from hicache_file._budget import pair_nbytes
 from hicache_file._format import unpack_journal_head
@@ -324,3 +325,40 @@ def test_on_a_network_file_system_less_is_promised(
 
 def test_pair_nbytes_of_nothing_is_nothing(make: Callable[..., Any]) -> None:
     assert pair_nbytes(make().storage._opened.folder, "00" * 16) == 0
+
+
+def test_without_flock_one_process_works_alone(
+    make: Callable[..., Any], child: ModuleType, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import fcntl
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no flock here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(InvalidOptions, match="capacity needs file locks"):
+        make(network=True, capacity="1gib")
+    store = make(network=True)
+    assert (store.storage.capabilities.shared, store.storage.capabilities.clear) == (False, False)
+    keys = child.keys_of("k", 0, 8)
+    assert store.set(keys) == [OK] * 8
+    store.close()
+    assert root_nbytes(root) < 1 << 20
+    assert make(network=True).get(keys) == [OK] * 8
+
+
+@pytest.mark.clause("C12")
+def test_c12_descriptors_of_cleared_segments_are_given_back(
+    make: Callable[..., Any], child: ModuleType
+) -> None:
+    reader, writer = make(), make(segment_size="64kib")
+    for number in range(10):
+        keys = child.keys_of("k", number, 4)
+        assert writer.set(keys) == [OK] * 4
+        assert reader.get(keys) == [OK] * 4
+    handles = reader.storage._opened.space.handles
+    assert handles.open_files() >= 20
+    writer.storage.clear()
+    assert reader.contains(keys) == [MISS] * 4
+    assert handles.open_files() == 0

@@ -115,6 +115,13 @@ class Catalog:
         with self.lock:
             return list(self._by_id.values())
 
+    def succeed(self, before: Catalog) -> None:
+        """Give back the descriptors of segments that only the catalog before this one knew."""
+        for segment in before.segments():
+            if segment.header.id not in self._by_id and not segment.mine:
+                segment.gone = True
+                self.space.handles.drop(segment.ordinal)
+
     def find(self, digests: Sequence[bytes]) -> list[int]:
         """Give the place of each key, ABSENT where none is known; asks nobody."""
         found = self.index.find(digests)

@@ -37,6 +37,9 @@ _STATUS = {
     errno.ENOTCONN: Status.UNAVAILABLE,
 }
 
+#: flock is not offered: then nobody else may use the root, and open() says so.
+_NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
 #: fallocate is not offered: fall back to a sparse file.
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -192,18 +195,30 @@ class FileLock:
             try:
                 yield
             finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                unlock(self._fd)
         finally:
             self._threads.release()
 
 
 def try_lock(fd: int) -> bool:
-    """Take an exclusive flock without waiting."""
+    """Take an exclusive flock without waiting; True as well where the file system knows no flock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
+    except OSError as error:
+        if error.errno not in _NO_FLOCK:
+            raise
     return True
+
+
+def unlock(fd: int) -> None:
+    """Give an flock back."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    except OSError as error:
+        if error.errno not in _NO_FLOCK:
+            raise
 
 
 def flock_works(folder: Folder, name: str) -> bool:

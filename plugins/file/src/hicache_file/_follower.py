@@ -63,7 +63,9 @@ class Follower:
                 words = self.space.epoch.words()
                 try:
                     if words != catalog.words and not catalog.follow(words):
-                        catalog = self.catalog = Catalog(self.space, words, catalog.segments())
+                        before, catalog = catalog, Catalog(self.space, words, catalog.segments())
+                        self.catalog = catalog
+                        catalog.succeed(before)
                     return catalog
                 except BadHeader:
                     pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ class Opened:
         self.writer: Writer | None = None
         self.reader: Reader | None = None
         self.follower: Follower | None = None
+        self._attaching = threading.Lock()
 
     @property
     def checksum(self) -> bool:
@@ -66,8 +68,10 @@ class Opened:
 
     def attach(self) -> bool:
         """Find the namespace's folder, for a reader that opened before any writer."""
-        if self.space is not None:
-            return True
+        with self._attaching:
+            return self.follower is not None or self._attach()
+
+    def _attach(self) -> bool:
         try:
             folder = self.folder.folder(self.config.namespace.id)
         except FileNotFoundError:
@@ -188,6 +192,9 @@ class Opened:
         """Tell the root's bytes and its budget."""
         if self.root is None:
             return 0, None
+        state = self.root.peek()
+        if not state.dirty:
+            return state.used, state.capacity or None
         with self.root.held(self.config.timeout_s) as ledger:
             return ledger.used, ledger.capacity or None
 

@@ -10,7 +10,6 @@ one pwrite for its records.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from hicache_core.status import Status
 from hicache_file._budget import Ledger, RootFile, pair_nbytes, remove_pair
 from hicache_file._catalog import Catalog, Space
 from hicache_file._evict import Evictor
-from hicache_file._files import preallocate, status_of, try_lock, write_exactly
+from hicache_file._files import preallocate, status_of, try_lock, unlock, write_exactly
 from hicache_file._format import (
     CREATED,
     RECORD_NBYTES,
@@ -339,7 +338,7 @@ class Writer:
                 os.fdatasync(handle.seg)
                 os.fdatasync(handle.idx)
         ledger.used += pair_nbytes(folder, name) - before
-        fcntl.flock(handle.seg, fcntl.LOCK_UN)
+        unlock(handle.seg)
         ledger.unregister(segment.header.id)
         lane.leave()
         with self._space.lock:
