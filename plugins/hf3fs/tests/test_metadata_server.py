@@ -20,6 +20,7 @@ from hicache_core.errors import BackendTimeout, BackendUnavailable, InvalidOptio
 from hicache_hf3fs.harness import Hf3fsHarness
 from hicache_hf3fs.metadata import PageFileConflict, PageFileLabel, PageRef, new_ticket
 from hicache_hf3fs.metadata_http import MetadataClient
+from hicache_hf3fs.wire import pack_keys
 
 LABEL = PageFileLabel("a" * 32, NBYTES, 64)
 
@@ -99,10 +100,23 @@ def test_health_and_metrics(url: str):
         ("/v1/x/exists", b"not json", 400),
         ("/v1/x/exists", b"{}", 400),
         ("/v1/x/exists", b'{"keys": 5}', 400),
-        ("/v1/x/reserve", b'{"keys": ["a"], "lease": 1, "rank": "nobody"}', 404),
+        ("/v1/x/exists", b'{"keys": "abc"}', 400),
+        ("/v1/x/exists", b'{"keys": "abcd"}', 400),
+        ("/v1/x/exists", b"[]", 400),
+        ("/v1/x/reserve", b'{"keys": "00112233445566778899aabbccddeeff", "lease": 1, "rank": "no"}', 404),
         ("/v1/x/initialize", b'{"rank": "a", "label": [1]}', 400),
     ],
-    ids=["unknown verb", "no json", "no keys", "keys of another type", "unknown file", "half a label"],
+    ids=[
+        "unknown verb",
+        "no json",
+        "no keys",
+        "keys of another type",
+        "no hex",
+        "half a key",
+        "a list",
+        "unknown file",
+        "half a label",
+    ],
 )
 def test_a_malformed_request_is_refused_and_the_server_goes_on(url: str, path, body, status):
     answer = httpx.post(f"{url}{path}", content=body)
@@ -287,6 +301,6 @@ def test_what_goes_over_the_wire_is_small(url: str):
     with closing(client_of(url, "5" * 32)) as metadata:
         metadata.initialize("wire", PageFileLabel("e" * 32, NBYTES, 256), deadline=soon())
         store(metadata, "wire", keys_of(128))
-    asked = json.dumps({"rank": "wire", "keys": keys_of(128), "hold": 1})
+    asked = json.dumps({"rank": "wire", "keys": pack_keys(keys_of(128)), "hold": 1})
     answer = httpx.post(f"{url}/v1/{'5' * 32}/get", content=asked)
     assert len(answer.content) < 128 * 24

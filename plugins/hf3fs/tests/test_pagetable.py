@@ -17,7 +17,7 @@ from hicache_core.errors import BackendIncompatible, BackendUnavailable
 from hicache_hf3fs._clock import Clock, Holds, Leases
 from hicache_hf3fs._pagetable import PageTable
 from hicache_hf3fs._schema import connect, inconsistencies
-from hicache_hf3fs.metadata import NO_PAGE, MetadataUsage, PageFileLabel, PageRef, Terms, Written
+from hicache_hf3fs.metadata import NO_PAGE, MetadataUsage, PageFileLabel, PageRef, Terms, digests_of
 
 PAGES = 12
 LABEL = PageFileLabel("a" * 32, NBYTES, PAGES)
@@ -34,18 +34,22 @@ def a_table(path, *, now=0.0, after_crash=False) -> PageTable:
 def stored(
     table, keys, *, rank="kv", namespace="n", now=0.0, lease=1, nbytes=NBYTES, checksum=7
 ) -> list[int]:
-    taken = table.reserve(rank, namespace, keys, lease, now)
-    written = [
-        Written(k, r.page, nbytes, checksum) for k, r in zip(keys, taken, strict=True) if not r.existed
-    ]
-    table.confirm(rank, namespace, written, [], lease)
+    taken = table.reserve(rank, namespace, digests_of(keys), lease, now)
+    new = [(key, r.page) for key, r in zip(keys, taken, strict=True) if not r.existed]
+    table.confirm(rank, namespace, rows_of(new, nbytes, checksum), [], lease)
     return [r.page for r in taken]
 
 
 def refs(table, keys, *, namespace="n", now=0.0) -> list[PageRef | None]:
-    found = table.get(namespace, keys, 99, now)
+    found = table.find(namespace, digests_of(keys), 99, now)
     table.end_read(99)
-    return found
+    return [row and table.ref(row) for row in found]
+
+
+def rows_of(pages, nbytes=NBYTES, checksum=7) -> list[tuple[bytes, int, int, int | None]]:
+    """Make what a confirmation takes, of (key, page) pairs."""
+    digests = digests_of([key for key, _ in pages])
+    return [(digest, page, nbytes, checksum) for digest, (_, page) in zip(digests, pages, strict=True)]
 
 
 class TableMachine(RuleBasedStateMachine):
@@ -72,7 +76,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(batch=batches, namespace=namespaces)
     def reserve(self, batch, namespace) -> None:
         keys, lease = [self.KEYS[i] for i in batch], self.ticket()
-        found = self.table.reserve("kv", namespace, keys, lease, self.now)
+        found = self.table.reserve("kv", namespace, digests_of(keys), lease, self.now)
         taken = [r.page for r in found if not r.existed and r.page != NO_PAGE]
         assert len(set(taken)) == len(taken)
         for ticket, held in self.holding.items():
@@ -92,21 +96,21 @@ class TableMachine(RuleBasedStateMachine):
             return
         lease = data.draw(st.sampled_from(sorted(self.reserved)))
         namespace, keys, pages, end = self.reserved.pop(lease)
-        written = [Written(k, p, NBYTES, 7) for k, p in zip(keys, pages, strict=True)] if keep else []
-        kept = self.table.confirm("kv", namespace, written, [] if keep else pages, lease)
-        for page, ok in zip(written, kept, strict=True):
+        written = list(zip(keys, pages, strict=True)) if keep else []
+        kept = self.table.confirm("kv", namespace, rows_of(written), [] if keep else pages, lease)
+        for (key, page), ok in zip(written, kept, strict=True):
             assert ok or end <= self.now
             if ok:
-                self.pages.setdefault((namespace, page.key), page.page)
+                self.pages.setdefault((namespace, key), page)
 
     @rule(batch=batches, namespace=namespaces, hold=st.booleans())
     def get(self, batch, namespace, hold) -> None:
         keys, ticket = [self.KEYS[i] for i in batch], self.ticket()
-        found = self.table.get(namespace, keys, ticket, self.now)
-        for key, ref in zip(keys, found, strict=True):
-            assert (ref and ref.page) == self.pages.get((namespace, key)), key
+        found = self.table.find(namespace, digests_of(keys), ticket, self.now)
+        pages = [row and self.table.ref(row).page for row in found]
+        assert pages == [self.pages.get((namespace, key)) for key in keys]
         if hold:
-            self.holding[ticket] = {ref.page for ref in found if ref}
+            self.holding[ticket] = {page for page in pages if page is not None}
         else:
             self.table.end_read(ticket)
 
@@ -120,7 +124,7 @@ class TableMachine(RuleBasedStateMachine):
     def delete(self, batch, namespace) -> None:
         keys = [self.KEYS[i] for i in batch]
         wanted = [self.pages.pop((namespace, key), None) is not None for key in keys]
-        assert self.table.delete(namespace, keys) == wanted
+        assert self.table.delete(namespace, digests_of(keys)) == wanted
 
     @rule(namespace=namespaces)
     def clear(self, namespace) -> None:
@@ -167,43 +171,43 @@ TestTableMachine = TableMachine.TestCase
 
 def test_a_lease_that_ended_confirms_nothing_that_was_given_away(tmp_path):
     table = a_table(tmp_path / "m.sqlite")
-    pages = [r.page for r in table.reserve("kv", "n", keys_of(PAGES), 1, 0.0)]
+    pages = [r.page for r in table.reserve("kv", "n", digests_of(keys_of(PAGES)), 1, 0.0)]
     assert sorted(stored(table, keys_of(PAGES, "later"), now=61.0, lease=2)) == sorted(pages)
-    written = [Written(k, p, NBYTES, 7) for k, p in zip(keys_of(PAGES), pages, strict=True)]
+    written = rows_of([(k, p) for k, p in zip(keys_of(PAGES), pages, strict=True)])
     assert table.confirm("kv", "n", written, [], 1) == [False] * PAGES
-    assert table.exists("n", keys_of(PAGES)) == [False] * PAGES
+    assert table.exists("n", digests_of(keys_of(PAGES))) == [False] * PAGES
     table.close()
 
 
 def test_a_lease_that_ended_still_confirms_pages_that_nobody_took(tmp_path):
     table = a_table(tmp_path / "m.sqlite")
-    (taken,) = table.reserve("kv", "n", keys_of(1), 1, 0.0)
-    assert table.confirm("kv", "n", [Written(keys_of(1)[0], taken.page, NBYTES, 7)], [], 1) == [True]
+    (taken,) = table.reserve("kv", "n", digests_of(keys_of(1)), 1, 0.0)
+    assert table.confirm("kv", "n", rows_of([(keys_of(1)[0], taken.page)]), [], 1) == [True]
     table.close()
 
 
 def test_a_repeated_request_takes_no_second_page(tmp_path):
     table = a_table(tmp_path / "m.sqlite")
     for _ in range(3):
-        table.reserve("kv", "n", keys_of(4), 1, 0.0)
+        table.reserve("kv", "n", digests_of(keys_of(4)), 1, 0.0)
     assert table.counts()["pages_reserved"] == 4
-    written = [Written(k, r.page, NBYTES, 7) for k, r in zip(keys_of(4), _again(table), strict=True)]
+    written = rows_of([(k, r.page) for k, r in zip(keys_of(4), _again(table), strict=True)])
     assert [table.confirm("kv", "n", written, [], 1) for _ in range(3)] == [[True] * 4] * 3
     assert table.usage("n") == MetadataUsage(4, 4 * NBYTES, 4 * NBYTES, 1)
     table.close()
 
 
 def _again(table):
-    return table.reserve("kv", "n", keys_of(4), 1, 0.0)
+    return table.reserve("kv", "n", digests_of(keys_of(4)), 1, 0.0)
 
 
 def test_what_a_reservation_reports_as_stored_makes_no_room_for_its_rest(tmp_path):
     table = a_table(tmp_path / "m.sqlite")
     stored(table, keys_of(PAGES))
-    found = table.reserve("kv", "n", [*keys_of(PAGES)[:6], *keys_of(10, "new")], 2, 0.0)
+    found = table.reserve("kv", "n", digests_of([*keys_of(PAGES)[:6], *keys_of(10, "new")]), 2, 0.0)
     assert [r.existed for r in found] == [True] * 6 + [False] * 10
     assert [r.page == NO_PAGE for r in found[6:]] == [False] * 6 + [True] * 4
-    assert table.exists("n", keys_of(PAGES)[:6]) == [True] * 6
+    assert table.exists("n", digests_of(keys_of(PAGES)[:6])) == [True] * 6
     table.close()
 
 
@@ -212,14 +216,16 @@ def test_a_page_found_corrupt_is_not_contained_and_the_next_set_replaces_it(tmp_
     keys = keys_of(2)
     stored(table, keys)
     (ref, _) = refs(table, keys)
-    table.report_bad("n", [(keys[0], ref, Status.CORRUPT)])
-    assert table.exists("n", keys) == [False, True]
+    table.report_bad("n", [(*digests_of(keys[:1]), ref, Status.CORRUPT)])
+    assert table.exists("n", digests_of(keys)) == [False, True]
     assert refs(table, keys)[0] == ref._replace(corrupt=True)
     stored(table, keys[:1], lease=2, checksum=8)
     assert refs(table, keys)[0].checksum == 8
-    assert table.exists("n", keys) == [True, True]
-    table.report_bad("n", [(keys[0], ref, Status.CORRUPT)])
-    assert table.exists("n", keys) == [True, True], "a report about a page that was replaced counts no more"
+    assert table.exists("n", digests_of(keys)) == [True, True]
+    table.report_bad("n", [(*digests_of(keys[:1]), ref, Status.CORRUPT)])
+    assert table.exists("n", digests_of(keys)) == [True, True], (
+        "a report about a page that was replaced counts no more"
+    )
     table.close()
 
 
@@ -229,10 +235,10 @@ def test_a_page_of_another_size_is_replaced_by_a_set_and_not_by_the_size_it_has(
     keys = keys_of(1)
     stored(table, keys)
     (ref,) = refs(table, keys)
-    table.report_bad("n", [(keys[0], ref, Status.SIZE_MISMATCH)])
-    assert table.exists("n", keys) == [False]
-    assert table.reserve("kv", "n", keys, 2, 0.0) == [(True, ref.page)]
-    assert table.exists("n", keys) == [True]
+    table.report_bad("n", [(*digests_of(keys[:1]), ref, Status.SIZE_MISMATCH)])
+    assert table.exists("n", digests_of(keys)) == [False]
+    assert table.reserve("kv", "n", digests_of(keys), 2, 0.0) == [(True, ref.page)]
+    assert table.exists("n", digests_of(keys)) == [True]
     stored(table, keys, rank="large", nbytes=2 * NBYTES, lease=3)
     assert [(r.rank, r.nbytes) for r in refs(table, keys)] == [("large", 2 * NBYTES)]
     assert table.usage("n") == MetadataUsage(1, 2 * NBYTES, 2 * NBYTES, 2)
@@ -243,11 +249,11 @@ def test_a_server_that_was_killed_gives_out_no_old_page_before_its_reads_have_en
     path = tmp_path / "m.sqlite"
     table = a_table(path)
     pages = stored(table, keys_of(8))
-    table.delete("n", keys_of(8)[:4])
+    table.delete("n", digests_of(keys_of(8)[:4]))
     table = a_table(path, now=100.0, after_crash=True)
-    early = table.reserve("kv", "n", keys_of(PAGES, "early"), 5, 101.0)
+    early = table.reserve("kv", "n", digests_of(keys_of(PAGES, "early")), 5, 101.0)
     assert {r.page for r in early} == {*range(8, PAGES), NO_PAGE}
-    late = table.reserve("kv", "n", keys_of(8, "late"), 6, 116.0)
+    late = table.reserve("kv", "n", digests_of(keys_of(8, "late")), 6, 116.0)
     assert sorted(r.page for r in late) == sorted(pages)
     table.close()
 
@@ -258,7 +264,7 @@ def test_a_cleared_namespace_gives_its_pages_back_as_they_are_needed(tmp_path):
     stored(table, keys_of(4), namespace="m")
     assert table.clear("n") == 8
     assert NO_PAGE not in stored(table, keys_of(8, "new"), namespace="n", lease=2)
-    assert table.exists("m", keys_of(4)) == [True] * 4
+    assert table.exists("m", digests_of(keys_of(4))) == [True] * 4
     assert table.counts()["evicted_total"] == 0
     table.close()
 

@@ -23,7 +23,15 @@ from hicache_core.status import Status
 from hicache_hf3fs._pagetable import PageTable
 from hicache_hf3fs._schema import trouble
 from hicache_hf3fs.metadata import PageFileConflict, PageFileLabel, PageFileUnknown, PageRef
-from hicache_hf3fs.wire import MAX_BODY_NBYTES, PREFIX, pack_error, pack_refs, unpack_written
+from hicache_hf3fs.wire import (
+    MAX_BODY_NBYTES,
+    PREFIX,
+    pack_error,
+    pack_flags,
+    pack_refs,
+    unpack_keys,
+    unpack_written,
+)
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -67,16 +75,16 @@ class Verbs:
         self._calls: Counter[tuple[str, int]] = Counter()
         self._seconds: dict[str, float] = {}
         self._verbs: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
-            "initialize": self._initialize,
+            "initialize": lambda _, asked: table.initialize(asked["rank"], PageFileLabel(*asked["label"])),
             "reserve": self._reserve,
             "confirm": self._confirm,
             "get": self._get,
-            "exists": lambda namespace, asked: table.exists(namespace, asked["keys"]),
-            "delete": lambda namespace, asked: table.delete(namespace, asked["keys"]),
+            "exists": lambda name, asked: pack_flags(table.exists(name, unpack_keys(asked["keys"]))),
+            "delete": lambda name, asked: pack_flags(table.delete(name, unpack_keys(asked["keys"]))),
             "report_bad": self._report_bad,
-            "touch": lambda namespace, asked: table.touch(namespace, asked["keys"]),
-            "clear": lambda namespace, asked: table.clear(namespace),
-            "usage": lambda namespace, asked: table.usage(namespace),
+            "touch": lambda name, asked: table.touch(name, unpack_keys(asked["keys"])),
+            "clear": lambda name, asked: table.clear(name),
+            "usage": lambda name, asked: table.usage(name),
         }
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
@@ -131,22 +139,25 @@ class Verbs:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             return 400, {"what": f"a request for '{verb}' is malformed", "value": repr(error)}
 
-    def _initialize(self, namespace: str, asked: Mapping[str, Any]) -> Any:
-        return self._table.initialize(asked["rank"], PageFileLabel(*asked["label"]))
-
     def _reserve(self, namespace: str, asked: Mapping[str, Any]) -> Any:
-        return self._table.reserve(asked["rank"], namespace, asked["keys"], asked["lease"], time.monotonic())
+        digests = unpack_keys(asked["keys"])
+        found = self._table.reserve(asked["rank"], namespace, digests, asked["lease"], time.monotonic())
+        return {"existed": pack_flags([r.existed for r in found]), "pages": [r.page for r in found]}
 
     def _confirm(self, namespace: str, asked: Mapping[str, Any]) -> Any:
-        written = unpack_written(asked["written"])
-        return self._table.confirm(asked["rank"], namespace, written, asked["release"], asked["lease"])
+        written, release = unpack_written(asked), asked["release"]
+        return pack_flags(self._table.confirm(asked["rank"], namespace, written, release, asked["lease"]))
 
     def _get(self, namespace: str, asked: Mapping[str, Any]) -> Any:
-        refs = self._table.get(namespace, asked["keys"], asked["hold"], time.monotonic())
-        return pack_refs(refs, asked["rank"])
+        rows = self._table.find(namespace, unpack_keys(asked["keys"]), asked["hold"], time.monotonic())
+        return pack_refs(rows, asked["rank"], self._table.name_of, Status.CORRUPT)
 
     def _report_bad(self, namespace: str, asked: Mapping[str, Any]) -> None:
-        bad = [(key, PageRef(*ref), Status(verdict)) for key, ref, verdict in asked["bad"]]
+        digests = unpack_keys(asked["keys"])
+        bad = [
+            (digest, PageRef(*ref), Status(verdict))
+            for digest, (ref, verdict) in zip(digests, asked["bad"], strict=True)
+        ]
         self._table.report_bad(namespace, bad)
 
 

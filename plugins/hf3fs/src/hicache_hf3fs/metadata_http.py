@@ -10,7 +10,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import httpx
 
@@ -25,7 +25,16 @@ from hicache_hf3fs.metadata import (
     Terms,
     Written,
 )
-from hicache_hf3fs.wire import PREFIX, VERBS, pack_label, pack_written, unpack_error, unpack_refs
+from hicache_hf3fs.wire import (
+    PREFIX,
+    VERBS,
+    pack_keys,
+    pack_label,
+    pack_written,
+    unpack_error,
+    unpack_flags,
+    unpack_refs,
+)
 
 #: Before a request is repeated; twice as long before each further one.
 _FIRST_PAUSE_S = 0.05
@@ -72,10 +81,9 @@ class MetadataClient(Hf3fsMetadataInterface):
     def reserve_and_allocate_page_indices(
         self, rank: str, keys: Sequence[tuple[str, str]], *, lease: int, deadline: float
     ) -> list[Reservation]:
-        names, prefixes = [key for key, _ in keys], [prefix for _, prefix in keys]
-        more = {"prefixes": prefixes} if any(prefixes) else {}
-        rows = self._ask("reserve", deadline, rank=rank, keys=names, lease=lease, **more)
-        return [Reservation(*row) for row in rows]
+        names = pack_keys([key for key, _ in keys])
+        found = self._ask("reserve", deadline, rank=rank, keys=names, lease=lease)
+        return list(map(Reservation, unpack_flags(found["existed"]), found["pages"]))
 
     def confirm_write(
         self,
@@ -87,28 +95,29 @@ class MetadataClient(Hf3fsMetadataInterface):
         deadline: float,
     ) -> list[bool]:
         columns, release = pack_written(written), list(pages_to_release)
-        stored = self._ask("confirm", deadline, rank=rank, written=columns, release=release, lease=lease)
-        return cast("list[bool]", stored)
+        stored = self._ask("confirm", deadline, rank=rank, release=release, lease=lease, **columns)
+        return unpack_flags(stored)
 
     def get_page_indices(
         self, rank: str, keys: Sequence[str], *, hold: int, deadline: float
     ) -> list[PageRef | None]:
-        return unpack_refs(self._ask("get", deadline, rank=rank, keys=list(keys), hold=hold), rank)
+        return unpack_refs(self._ask("get", deadline, rank=rank, keys=pack_keys(keys), hold=hold), rank)
 
     def end_read(self, hold: int) -> None:
         self._ended.append(hold)
 
     def exists(self, keys: Sequence[str], *, deadline: float) -> list[bool]:
-        return cast("list[bool]", self._ask("exists", deadline, keys=list(keys)))
+        return unpack_flags(self._ask("exists", deadline, keys=pack_keys(keys)))
 
     def delete_keys(self, keys: Sequence[str], *, deadline: float) -> list[bool]:
-        return cast("list[bool]", self._ask("delete", deadline, keys=list(keys)))
+        return unpack_flags(self._ask("delete", deadline, keys=pack_keys(keys)))
 
     def report_bad(self, bad: Sequence[tuple[str, PageRef, Status]], *, deadline: float) -> None:
-        self._ask("report_bad", deadline, bad=[[key, ref, int(verdict)] for key, ref, verdict in bad])
+        keys = pack_keys([key for key, _, _ in bad])
+        self._ask("report_bad", deadline, keys=keys, bad=[[ref, int(verdict)] for _, ref, verdict in bad])
 
     def touch(self, keys: Sequence[str], *, deadline: float) -> None:
-        self._ask("touch", deadline, keys=list(keys))
+        self._ask("touch", deadline, keys=pack_keys(keys))
 
     def clear(self, *, deadline: float) -> int:
         return int(self._ask("clear", deadline))
@@ -121,7 +130,7 @@ class MetadataClient(Hf3fsMetadataInterface):
             return
         if self._ended:
             try:
-                self._ask("touch", time.monotonic() + _FAREWELL_S, keys=[])
+                self._ask("touch", time.monotonic() + _FAREWELL_S, keys="")
             except BackendUnavailable:
                 pass  # the reads end by themselves
         http, self._http = self._http, None

@@ -28,6 +28,7 @@ from hicache_hf3fs.metadata import (
     Reservation,
     Terms,
     Written,
+    digests_of,
 )
 
 T = TypeVar("T")
@@ -51,9 +52,9 @@ class LocalMetadata(Hf3fsMetadataInterface):
     def reserve_and_allocate_page_indices(
         self, rank: str, keys: Sequence[tuple[str, str]], *, lease: int, deadline: float
     ) -> list[Reservation]:
-        names = [key for key, _ in keys]
+        digests = digests_of([key for key, _ in keys])
         return self._with_table(
-            deadline, lambda table: table.reserve(rank, self._namespace, names, lease, time.monotonic())
+            deadline, lambda table: table.reserve(rank, self._namespace, digests, lease, time.monotonic())
         )
 
     def confirm_write(
@@ -65,31 +66,39 @@ class LocalMetadata(Hf3fsMetadataInterface):
         lease: int,
         deadline: float,
     ) -> list[bool]:
+        digests = digests_of([page.key for page in written])
+        rows = [(digest, *page[1:]) for digest, page in zip(digests, written, strict=True)]
         return self._with_table(
-            deadline, lambda table: table.confirm(rank, self._namespace, written, pages_to_release, lease)
+            deadline, lambda table: table.confirm(rank, self._namespace, rows, pages_to_release, lease)
         )
 
     def get_page_indices(
         self, rank: str, keys: Sequence[str], *, hold: int, deadline: float
     ) -> list[PageRef | None]:
-        return self._with_table(
-            deadline, lambda table: table.get(self._namespace, keys, hold, time.monotonic())
-        )
+        digests = digests_of(keys)
+
+        def find(table: PageTable) -> list[PageRef | None]:
+            rows = table.find(self._namespace, digests, hold, time.monotonic())
+            return [row and table.ref(row) for row in rows]
+
+        return self._with_table(deadline, find)
 
     def end_read(self, hold: int) -> None:
         self._shared.end_read(hold)
 
     def exists(self, keys: Sequence[str], *, deadline: float) -> list[bool]:
-        return self._with_table(deadline, lambda table: table.exists(self._namespace, keys))
+        return self._with_table(deadline, lambda table: table.exists(self._namespace, digests_of(keys)))
 
     def delete_keys(self, keys: Sequence[str], *, deadline: float) -> list[bool]:
-        return self._with_table(deadline, lambda table: table.delete(self._namespace, keys))
+        return self._with_table(deadline, lambda table: table.delete(self._namespace, digests_of(keys)))
 
     def report_bad(self, bad: Sequence[tuple[str, PageRef, Status]], *, deadline: float) -> None:
-        self._with_table(deadline, lambda table: table.report_bad(self._namespace, bad))
+        digests = digests_of([key for key, _, _ in bad])
+        rows = [(digest, ref, verdict) for digest, (_, ref, verdict) in zip(digests, bad, strict=True)]
+        self._with_table(deadline, lambda table: table.report_bad(self._namespace, rows))
 
     def touch(self, keys: Sequence[str], *, deadline: float) -> None:
-        self._with_table(deadline, lambda table: table.touch(self._namespace, keys))
+        self._with_table(deadline, lambda table: table.touch(self._namespace, digests_of(keys)))
 
     def clear(self, *, deadline: float) -> int:
         return self._with_table(deadline, lambda table: table.clear(self._namespace))

@@ -1,8 +1,9 @@
 """The metadata's HTTP interface: what goes into a request and an answer, for the client and the server alike.
 
-``POST /v1/{namespace}/{verb}`` with a JSON object, answered by one. ``ended`` in any request lists reads
-that are over, so that letting go costs no request of its own. A row of ``get`` is [page, nbytes, checksum],
-and two more where they are not as usual: the page file, and whether it is known to be corrupt.
+``POST /v1/{namespace}/{verb}`` with a JSON object, answered by JSON. Keys travel as their digests, 32 hex
+digits each in one text, which is a third of their length and is what the database holds. Answers of yes and
+no are a text of 1 and 0. ``ended`` in any request lists reads that are over, so that letting go costs no
+request of its own.
 """
 
 from __future__ import annotations
@@ -11,9 +12,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hicache_core.errors import HiCacheError
-from hicache_hf3fs.metadata import PageFileConflict, PageFileLabel, PageFileUnknown, PageRef, Written
+from hicache_hf3fs.metadata import (
+    NO_PAGE,
+    PageFileConflict,
+    PageFileLabel,
+    PageFileUnknown,
+    PageRef,
+    Written,
+    digests_of,
+)
 
 PREFIX = "/v1/"
+#: In the order of metadata.py.
 VERBS = [
     "initialize",
     "reserve",
@@ -25,37 +35,83 @@ VERBS = [
     "touch",
     "clear",
     "usage",
-]  # in the order of metadata.py
-#: Requests above this are refused: 10,000 keys of the longest kind take 2 MB.
+]
+#: Requests above this are refused: 100,000 keys take 3 MB.
 MAX_BODY_NBYTES = 32 << 20
 
-
-def pack_refs(refs: Sequence[PageRef | None], rank: str) -> list[Any]:
-    """Make the rows of a get."""
-    return [
-        ref and ([*ref[1:4]] if ref.rank == rank and not ref.corrupt else [*ref[1:4], ref.rank, ref.corrupt])
-        for ref in refs
-    ]
+_DIGEST_NBYTES = 16
 
 
-def unpack_refs(rows: Sequence[Any], rank: str) -> list[PageRef | None]:
-    """Read the rows of a get."""
-    return [row and (PageRef(rank, *row) if len(row) == 3 else _unusual(row)) for row in rows]
+def pack_keys(keys: Sequence[str]) -> str:
+    """Make the text of keys."""
+    return b"".join(digests_of(keys)).hex()
 
 
-def _unusual(row: Sequence[Any]) -> PageRef:
-    page, nbytes, checksum, rank, corrupt = row
-    return PageRef(rank, page, nbytes, checksum, corrupt)
+def unpack_keys(text: str) -> list[bytes]:
+    """Read it; ValueError where it is none."""
+    digests = bytes.fromhex(text)
+    if len(digests) % _DIGEST_NBYTES:
+        raise ValueError(f"{len(text)} hex digits are no keys")
+    return [digests[at : at + _DIGEST_NBYTES] for at in range(0, len(digests), _DIGEST_NBYTES)]
 
 
-def pack_written(written: Sequence[Written]) -> list[list[Any]]:
+def pack_flags(flags: Sequence[bool]) -> str:
+    """Make the text of a column of yes and no."""
+    return "".join(["1" if flag else "0" for flag in flags])
+
+
+def unpack_flags(text: str) -> list[bool]:
+    """Read it."""
+    return [flag == "1" for flag in text]
+
+
+def pack_refs(rows: Sequence[Any], rank: str, name_of: Any, corrupt: int) -> dict[str, Any]:
+    """Make the answer to a get from the table's rows: columns, and apart what is not as usual.
+
+    ``rows``: (digest, page file, page, bytes, checksum, verdict) or None each.
+    """
+    pages = [NO_PAGE if row is None else row[2] for row in rows]
+    sizes = [0 if row is None else row[3] for row in rows]
+    checksums = [None if row is None else row[4] for row in rows]
+    answer: dict[str, Any] = {"pages": pages, "checksums": checksums}
+    present = {size for size in sizes if size}
+    answer["nbytes"] = sizes if len(present) > 1 else present.pop() if present else 0
+    names = {file: name_of(file) for file in {row[1] for row in rows if row is not None}}
+    if set(names.values()) - {rank}:
+        answer["ranks"] = ["" if row is None else names[row[1]] for row in rows]
+    bad = [i for i, row in enumerate(rows) if row is not None and row[5] == corrupt]
+    return answer | {"corrupt": bad} if bad else answer
+
+
+def unpack_refs(answer: Mapping[str, Any], rank: str) -> list[PageRef | None]:
+    """Read it."""
+    pages, checksums, nbytes = answer["pages"], answer["checksums"], answer["nbytes"]
+    if isinstance(nbytes, int) and "ranks" not in answer and "corrupt" not in answer:
+        return [
+            None if page == NO_PAGE else PageRef(rank, page, nbytes, checksum)
+            for page, checksum in zip(pages, checksums, strict=True)
+        ]
+    sizes = [nbytes] * len(pages) if isinstance(nbytes, int) else nbytes
+    ranks = answer.get("ranks", [rank] * len(pages))
+    bad = set(answer.get("corrupt", ()))
+    rows = zip(ranks, pages, sizes, checksums, strict=True)
+    return [None if row[1] == NO_PAGE else PageRef(*row, i in bad) for i, row in enumerate(rows)]
+
+
+def pack_written(written: Sequence[Written]) -> dict[str, Any]:
     """Make the columns of a confirmation."""
-    return [list(column) for column in zip(*written, strict=True)] or [[], [], [], []]
+    return {
+        "keys": pack_keys([page.key for page in written]),
+        "pages": [page.page for page in written],
+        "nbytes": [page.nbytes for page in written],
+        "checksums": [page.checksum for page in written],
+    }
 
 
-def unpack_written(columns: Sequence[Sequence[Any]]) -> list[Written]:
-    """Read the columns of a confirmation."""
-    return [Written(*row) for row in zip(*columns, strict=True)]
+def unpack_written(asked: Mapping[str, Any]) -> list[tuple[bytes, int, int, int | None]]:
+    """Read them."""
+    digests = unpack_keys(asked["keys"])
+    return list(zip(digests, asked["pages"], asked["nbytes"], asked["checksums"], strict=True))
 
 
 def pack_label(label: PageFileLabel) -> list[Any]:
