@@ -103,6 +103,47 @@ def test_plugin_a_subject_of_ones_own_runs_and_what_needs_to_find_it_is_not_run(
     result.stdout.fnmatch_lines(["*not-run: no other process can find this subject*"])
 
 
+NARROW = """
+from dataclasses import replace
+from hicache_conformance import Conformance
+from hicache_conformance.memory.options import MemoryOptions
+from hicache_conformance.memory.spec import SPEC
+from hicache_conformance.memory.storage import MemoryStorage
+from hicache_conformance.subject import find_subject
+
+class Narrow(MemoryStorage):
+    spec = replace(SPEC, capabilities=replace(
+        SPEC.capabilities, max_batch=40, max_segments=4, max_page_nbytes=1 << 17, needs_registered=True
+    ))
+    def _check(self, keys, locs, *, writes_slots=False):
+        assert len(keys) <= 40 and locs.nbytes <= 1 << 17 and locs.segments_per_page <= 4
+        super()._check(keys, locs, writes_slots=writes_slots)
+    def batch_contains(self, keys):
+        assert len(keys) <= 40
+        return super().batch_contains(keys)
+
+class TestNarrow(Conformance):
+    subject = replace(
+        find_subject("memory"),
+        name="narrow",
+        spec=Narrow.spec,
+        create=lambda config, options: Narrow(config, MemoryOptions(**options)),
+        reference="",
+    )
+"""
+
+
+@pytest.mark.slow
+def test_plugin_declared_limits_are_kept_by_every_case(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=NARROW)
+    result = _run(
+        pytester, *(f"--hicache-level={name}" for name in ("core", "batch", "memory", "evict", "threads"))
+    )
+    assert result.ret == 0
+    lines = [line.split()[:2] for line in result.outlines if "pass" in line and "reached" in line]
+    assert lines == [[name, "reached"] for name in ("core", "batch", "memory", "evict", "threads")]
+
+
 def test_plugin_without_a_backend_says_what_to_set(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         test_it="from hicache_conformance import Conformance\nclass TestIt(Conformance): pass"

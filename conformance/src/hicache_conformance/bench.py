@@ -197,11 +197,15 @@ class Bench:
     def set(
         self, storage: HiCacheStorage, keys: Sequence[str], nbytes: int = PAGE_NBYTES, version: int = 0
     ) -> list[Status]:
-        """Set each key to a version of its page, from slots of its own."""
-        with self.slots(storage, len(keys), nbytes) as arena:
-            for index, key in enumerate(keys):
-                arena.fill(index, self.page(key, nbytes, version))
-            return aligned(storage.batch_set(keys, arena.pages(range(len(keys)))), len(keys))
+        """Set each key to a version of its page, from slots of its own; in batches that are allowed."""
+        statuses: list[Status] = []
+        for batch in self._batches(keys):
+            with self.slots(storage, len(batch), nbytes) as arena:
+                for index, key in enumerate(batch):
+                    arena.fill(index, self.page(key, nbytes, version))
+                answer = storage.batch_set(batch, arena.pages(range(len(batch))))
+            statuses += aligned(answer, len(batch))
+        return statuses
 
     def stored(
         self, storage: HiCacheStorage, keys: Sequence[str], nbytes: int = PAGE_NBYTES, version: int = 0
@@ -214,9 +218,25 @@ class Bench:
         self, storage: HiCacheStorage, keys: Sequence[str], nbytes: int = PAGE_NBYTES
     ) -> list[tuple[Status, bytes]]:
         """Get each key into a slot of its own, and give statuses with what the slots hold."""
-        with self.slots(storage, len(keys), nbytes) as arena:
-            statuses = aligned(storage.batch_get(keys, arena.pages(range(len(keys)))), len(keys))
-            return [(status, arena.read(index)) for index, status in enumerate(statuses)]
+        found: list[tuple[Status, bytes]] = []
+        for batch in self._batches(keys):
+            with self.slots(storage, len(batch), nbytes) as arena:
+                statuses = aligned(storage.batch_get(batch, arena.pages(range(len(batch)))), len(batch))
+                found += [(status, arena.read(index)) for index, status in enumerate(statuses)]
+        return found
+
+    def contains(self, storage: HiCacheStorage, keys: Sequence[str]) -> list[Status]:
+        """Ask for each key, in batches that are allowed."""
+        return [
+            status
+            for batch in self._batches(keys)
+            for status in aligned(storage.batch_contains(batch), len(batch))
+        ]
+
+    def _batches(self, keys: Sequence[str]) -> list[list[str]]:
+        """Split as HiCache does for a backend that declares max_batch."""
+        most = self.capabilities.max_batch or max(len(keys), 1)
+        return [list(keys[start : start + most]) for start in range(0, max(len(keys), 1), most)]
 
     def versions(
         self, storage: HiCacheStorage, keys: Sequence[str], nbytes: int = PAGE_NBYTES, known: int = 4

@@ -60,7 +60,7 @@ class EvictLevel:
         keys = bench.keys(2 * _capacity(storage) // NBYTES)
         for batch in _batches(keys):
             bench.set(storage, batch, NBYTES)
-        there = aligned(storage.batch_contains(keys), len(keys))
+        there = bench.contains(storage, keys)
         seen = [version for batch in _batches(keys) for version in bench.versions(storage, batch, NBYTES)]
         assert set(there) == {OK, MISS}
         assert seen == [0 if status is OK else MISS for status in there]
@@ -75,7 +75,7 @@ class EvictLevel:
         keys = bench.keys(2 * _capacity(storage) // NBYTES)
         for batch in _batches(keys):
             bench.stored(storage, batch, NBYTES)
-        gone = [key for key, s in zip(keys, storage.batch_contains(keys), strict=True) if s is MISS][:BATCH]
+        gone = [key for key, s in zip(keys, bench.contains(storage, keys), strict=True) if s is MISS][:BATCH]
         bench.stored(storage, gone, NBYTES, version=1)
         assert bench.versions(storage, gone, NBYTES) == [1] * len(gone)
 
@@ -149,6 +149,8 @@ class EvictLevel:
         storage, keys = bench.open(), bench.keys(3)
         bench.stored(storage, keys[:1], NBYTES)
         huge = _capacity(storage) + NBYTES
+        if huge > (bench.capabilities.max_page_nbytes or huge):
+            pytest.skip("unsupported: a page that could be larger than the store")
         try:
             assert bench.set(storage, keys[1:2], huge) == [NO_SPACE]
         except HiCacheError:
@@ -192,15 +194,12 @@ def _survivors(bench: Bench, use: str) -> tuple[float, float, float]:
         if use == "get":
             bench.get(storage, used, NBYTES)
         elif use == "set":
-            there = storage.batch_contains(used)
+            there = bench.contains(storage, used)
             bench.set(storage, [k for k, s in zip(used, there, strict=True) if s is OK], NBYTES, version=1)
         else:
             storage.touch(used)
         storage.batch_contains(looked_at)
-    left = [
-        aligned(storage.batch_contains(keys), len(keys)).count(OK) / len(keys)
-        for keys in (used, looked_at, idle)
-    ]
+    left = [bench.contains(storage, keys).count(OK) / len(keys) for keys in (used, looked_at, idle)]
     if use == "set":
         assert set(bench.versions(storage, used, NBYTES)) <= {0, MISS}
     return left[0], left[1], left[2]
