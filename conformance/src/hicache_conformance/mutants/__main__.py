@@ -1,4 +1,4 @@
-"""``python -m hicache_conformance.mutants``: every mutant against the whole suite, as a Markdown table.
+"""``python -m hicache_conformance.mutants [NAME...]``: mutants against the whole suite, as a Markdown table.
 
 What it prints goes to docs/conformance-soak.md with its date. It takes the
 better part of an hour on two cores.
@@ -27,7 +27,8 @@ def row(name: str, report: Report) -> tuple[str, bool]:
     """Give its line of the table, and whether a case of its clause has caught it."""
     mutant = all_mutants()[name]
     failed = [result for result in report.results if result.outcome == "fail"]
-    by_clause = [result for result in failed if mutant.clause in result.case.clauses]
+    # A hazard takes the process with it, in whatever case meets it first.
+    by_clause = [result for result in failed if mutant.hazard or mutant.clause in result.case.clauses]
     first = f"`{by_clause[0].case.id}`" if by_clause else "**not caught**"
     levels = ", ".join(dict.fromkeys(result.case.level for result in failed))
     return f"| {name} | {mutant.clause} | {len(failed)} | {levels} | {first} |", bool(by_clause)
@@ -35,7 +36,7 @@ def row(name: str, report: Report) -> tuple[str, bool]:
 
 def main() -> int:
     """Print the table; 1 if a mutant got away."""
-    names = sorted(all_mutants())
+    names = sys.argv[1:] or sorted(all_mutants())
     today = datetime.now(timezone.utc).date().isoformat()
     out = sys.stdout
     out.write(f"{today}: {len(names)} mutants, each against the whole suite.\n\n")
