@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from hicache_conformance.calls import until
 from hicache_conformance.report import Report
 from hicache_conformance.runner import Plan, run
 
@@ -86,6 +89,36 @@ def test_isolation_leaves_no_server_and_no_folder_behind() -> None:
     left = {entry for entry in os.listdir(tempfile.gettempdir()) if entry.startswith("hicache-")}
     assert left <= before
     assert _servers_below(os.getpid()) == []
+
+
+def test_isolation_a_killed_supervisor_takes_its_hanging_child_along() -> None:
+    command = [sys.executable, "-m", "hicache_conformance", "--subject", "mutant=hangs_holding_the_gil"]
+    command += ["--level", "core", "--match", "ten_gets"]
+    with subprocess.Popen(command) as supervisor:
+        assert until(lambda: len(_children_of(supervisor.pid)) == 1)
+        (child,) = _children_of(supervisor.pid)
+        assert until(lambda: len(_children_of(child)) == 1)
+        (server,) = _children_of(child)
+        supervisor.kill()
+    assert until(lambda: not {_state(child), _state(server)} - {"Z"})
+
+
+def _children_of(parent: int) -> list[int]:
+    return [int(p.name) for p in Path("/proc").glob("[0-9]*") if _parent(int(p.name)) == parent]
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
 
 
 def _servers_below(parent: int) -> list[int]:

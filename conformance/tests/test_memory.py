@@ -98,6 +98,19 @@ def test_harness_powers_come_back_after_kill_and_stop_is_idempotent() -> None:
     harness.stop()
 
 
+def test_harness_in_a_deep_temporary_folder_still_binds_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    harness = MemoryHarness()
+    harness.start()
+    assert harness.stored_bytes(Namespace("0" * 32), "absent") is None
+    harness.stop()
+    assert list(deep.iterdir()) == []
+
+
 def test_harness_base_cannot_do_what_it_does_not_name() -> None:
     harness = BaseHarness({"a": 1})
     assert (harness.available(), harness.options(), harness.faults) == (None, {"a": 1}, frozenset())

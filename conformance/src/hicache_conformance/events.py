@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import json
 import os
+import signal
 import tempfile
 from typing import Any
 
@@ -17,6 +19,7 @@ class Events:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        _die_with_the_supervisor()
         os.set_inheritable(fd, False)  # a server that outlives this process must not keep the pipe open
         self._stacks = tempfile.NamedTemporaryFile(prefix="hicache-stacks-", delete=False)  # noqa: SIM115
         faulthandler.enable(self._stacks, all_threads=True)
@@ -35,3 +38,11 @@ class Events:
     def unwatch(self) -> None:
         """The case has ended."""
         faulthandler.cancel_dump_traceback_later()
+
+
+def _die_with_the_supervisor() -> None:
+    """Have the kernel kill this process when the supervisor goes, for a case that hangs would go on for ever.
+
+    Source: prctl(2), PR_SET_PDEATHSIG is 1.
+    """
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)

@@ -52,7 +52,9 @@ class MemoryHarness(BaseHarness):
         self._back_door: Store | RemoteStore | None = None
 
     def start(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="hicache-memory-"))
+        # A socket's path has room for 107 bytes (unix(7)), which a nested temporary folder can exceed.
+        short = None if len(tempfile.gettempdir()) < 70 else "/tmp"
+        self._folder = Path(tempfile.mkdtemp(prefix="hicache-memory-", dir=short))
         self._boot()
 
     def stop(self) -> None:
