@@ -171,6 +171,7 @@ class AibrixKVCacheStorage(HiCacheStorage):
                 status = verdict(value, locs.nbytes, digest)
             if status is OK and value is not None:
                 copy_out(value, locs.views(position))
+                library.bad.discard(digest)  # another process may have mended it
             elif status in (Status.CORRUPT, Status.SIZE_MISMATCH, Status.ERROR):
                 library.bad.add(digest)
             statuses.append(status)

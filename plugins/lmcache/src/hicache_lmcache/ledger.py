@@ -1,0 +1,267 @@
+"""What is in LMCache's store, asked of the store itself: sizes, removal, listing.
+
+LMCache answers a question about a dead server with "not there", and a load of a
+value that is missing or has another size can break it (native.py). So the store
+is asked first: a folder by ``stat``, Redis by STRLEN. Both name values the way
+LMCache 0.5.6 does; the canary at open() proves that they still agree.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from hicache_core.errors import BackendDependencyMissing, BackendTimeout, BackendUnavailable
+from hicache_core.status import Status
+from hicache_lmcache.native import model_name
+from hicache_lmcache.options import LMCacheOptions
+
+_EXTENSION = ".data"
+_SCAN = 1000
+
+
+class Ledger(Protocol):
+    """Questions to the store; each raises BackendUnavailable or BackendTimeout."""
+
+    def sizes(self, digests: Sequence[bytes]) -> list[int | None]:
+        """Give the stored bytes under each key; None where there is nothing."""
+
+    def remove(self, digests: Sequence[bytes]) -> None:
+        """Remove values; missing ones are ignored."""
+
+    def refusal(self, nbytes: int) -> Status:
+        """Guess why a store failed: NO_SPACE, DENIED or ERROR."""
+
+    def clear(self, deadline: float) -> int:
+        """Remove every value of the namespace."""
+
+    def all_sizes(self, deadline: float) -> Iterator[int]:
+        """Give the size of every value of the namespace."""
+
+    def store(self) -> tuple[int, int | None]:
+        """Give the bytes that the whole store takes, and its capacity."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+    def abandon_in_child(self) -> None:
+        """Never use the parent's connections."""
+
+
+class FolderLedger:
+    """Files in the namespace's folder, one a value."""
+
+    def __init__(self, root: str, namespace: str) -> None:
+        self.folder = os.path.join(root, namespace)
+        self._root = root
+        self._start = f"{model_name(namespace)}@0x00000000@0@"
+        try:
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            problem = "" if os.access(self.folder, os.R_OK | os.W_OK | os.X_OK) else "permission denied"
+        except OSError as error:
+            problem = str(error)
+        if problem:
+            raise BackendUnavailable(
+                f"opening 'lmcache' in {self.folder}",
+                value=problem,
+                remedy=f"Give user {os.getuid()} a folder that it can write.",
+            )
+
+    def path(self, digest: bytes) -> str:
+        return f"{self.folder}/{self._start}{digest.hex()}{_EXTENSION}"
+
+    def sizes(self, digests: Sequence[bytes]) -> list[int | None]:
+        return [self._size(self.path(digest)) for digest in digests]
+
+    def _size(self, path: str) -> int | None:
+        try:
+            return os.stat(path).st_size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise BackendUnavailable("asking 'lmcache' for a page", value=str(error)) from error
+
+    def remove(self, digests: Sequence[bytes]) -> None:
+        for digest in digests:
+            try:
+                os.unlink(self.path(digest))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise BackendUnavailable("removing a page of 'lmcache'", value=str(error)) from error
+
+    def refusal(self, nbytes: int) -> Status:
+        try:
+            room = os.statvfs(self.folder)
+        except OSError:
+            return Status.UNAVAILABLE
+        if room.f_bavail * room.f_frsize < nbytes or not room.f_favail:
+            return Status.NO_SPACE
+        return Status.ERROR if os.access(self.folder, os.W_OK | os.X_OK) else Status.DENIED
+
+    def clear(self, deadline: float) -> int:
+        removed = 0
+        for entry in self._values(deadline):
+            try:
+                os.unlink(entry.path)
+                removed += 1
+            except FileNotFoundError:
+                continue
+        return removed
+
+    def all_sizes(self, deadline: float) -> Iterator[int]:
+        for entry in self._values(deadline):
+            try:
+                yield entry.stat().st_size
+            except FileNotFoundError:
+                continue
+
+    def _values(self, deadline: float) -> Iterator[os.DirEntry[str]]:
+        try:
+            with os.scandir(self.folder) as entries:
+                for entry in entries:
+                    if entry.name.endswith(_EXTENSION):
+                        _in_time(deadline)
+                        yield entry
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise BackendUnavailable("listing the pages of 'lmcache'", value=str(error)) from error
+
+    def store(self) -> tuple[int, int | None]:
+        total = 0
+        for where, _, names in os.walk(self._root):
+            for name in names:
+                try:
+                    total += os.stat(os.path.join(where, name)).st_size
+                except FileNotFoundError:
+                    continue
+        return total, None
+
+    def close(self) -> None:
+        """Remove the folders of unfinished files that nobody uses: they are empty, or their writer was killed
+        and left a file of an hour ago.
+        """
+        try:
+            for entry in list(os.scandir(self.folder)):
+                if entry.name.startswith(".unfinished-"):
+                    self._tidy(entry.path)
+        except OSError:
+            return
+
+    def _tidy(self, folder: str) -> None:
+        for entry in list(os.scandir(folder)):
+            if time.time() - entry.stat().st_mtime > 3600:
+                os.unlink(entry.path)
+
+    def abandon_in_child(self) -> None:
+        return None
+
+
+class RedisLedger:
+    """Values in Redis or Valkey, asked over a connection of its own."""
+
+    def __init__(self, options: LMCacheOptions, namespace: str, timeout_s: float) -> None:
+        try:
+            self._redis: Any = importlib.import_module("redis")
+        except ModuleNotFoundError as error:
+            raise BackendDependencyMissing(
+                "lmcache", "redis", remedy="Run: pip install 'hicache-lmcache[lmcache]'"
+            ) from error
+        self._where = f"{options.host}:{options.port}"
+        self._start = f"{model_name(namespace)}@00000000@0@"
+        self._client: Any = self._redis.Redis(
+            host=options.host,
+            port=options.port,
+            username=options.username or None,
+            password=options.password.get_secret_value() if options.password else None,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=None,
+        )
+        self._ask("opening 'lmcache'", lambda: self._client.ping())
+
+    def name(self, digest: bytes) -> str:
+        return self._start + digest.hex()
+
+    def sizes(self, digests: Sequence[bytes]) -> list[int | None]:
+        def ask() -> list[int]:
+            with self._client.pipeline(transaction=False) as pipe:
+                for digest in digests:
+                    pipe.strlen(self.name(digest))
+                answers: list[int] = pipe.execute()
+                return answers
+
+        return [size or None for size in self._ask("asking 'lmcache' for pages", ask)]
+
+    def remove(self, digests: Sequence[bytes]) -> None:
+        names = [self.name(digest) for digest in digests]
+        self._ask("removing pages of 'lmcache'", lambda: self._client.unlink(*names))
+
+    def refusal(self, nbytes: int) -> Status:
+        used, capacity = self.store()
+        return Status.NO_SPACE if capacity is not None and used + nbytes > capacity else Status.ERROR
+
+    def clear(self, deadline: float) -> int:
+        removed = 0
+        for names in self._batches(deadline):
+            removed += self._ask("clearing 'lmcache'", lambda names=names: self._client.unlink(*names))
+        return removed
+
+    def all_sizes(self, deadline: float) -> Iterator[int]:
+        for names in self._batches(deadline):
+            with self._client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.strlen(name)
+                yield from self._ask("counting the pages of 'lmcache'", pipe.execute)
+
+    def _batches(self, deadline: float) -> Iterator[list[bytes]]:
+        """Give the names of the namespace's values, each once."""
+        seen: set[bytes] = set()
+        cursor = 0
+        while True:
+            _in_time(deadline)
+            cursor, names = self._ask(
+                "listing the pages of 'lmcache'",
+                lambda cursor=cursor: self._client.scan(cursor, match=f"{self._start}*", count=_SCAN),
+            )
+            fresh = [name for name in names if name not in seen]
+            seen.update(fresh)
+            if fresh:
+                yield fresh
+            if not cursor:
+                return
+
+    def store(self) -> tuple[int, int | None]:
+        memory = self._ask("asking 'lmcache' for its size", lambda: self._client.info("memory"))
+        return int(memory["used_memory"]), int(memory.get("maxmemory") or 0) or None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def abandon_in_child(self) -> None:
+        self._client = None
+
+    def _ask(self, what: str, question: Any) -> Any:
+        try:
+            return question()
+        except self._redis.exceptions.TimeoutError as error:
+            raise BackendTimeout(
+                what, value=f"{self._where} gave no answer in time", remedy="Look at it, or raise timeout_s."
+            ) from error
+        except self._redis.exceptions.RedisError as error:
+            raise BackendUnavailable(
+                what, value=f"{self._where}: {error}", remedy="Start it, or correct host, port and password."
+            ) from error
+        except OSError as error:
+            raise BackendUnavailable(what, value=f"{self._where}: {error}") from error
+
+
+def _in_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise BackendTimeout(
+            "going through the pages of 'lmcache'", remedy="Raise timeout_s: every value is looked at."
+        )

@@ -1,0 +1,361 @@
+"""LMCacheStorage: KV pages in the stores that LMCache's L2 adapters speak to.
+
+A page becomes one value: a header that tells whose it is, and its bytes
+(record.py). The store is asked what is there (ledger.py), LMCache moves the
+bytes (native.py), between the store and private memory; the calling thread
+copies, and walks away at the deadline. LMCache's L1 has no part in this: the
+engine's host memory is that tier, and a copy in a process of its own would
+answer for pages that another process has cleared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from hicache_core.errors import BackendIncompatible, BackendTimeout, BackendUnavailable
+from hicache_core.memory import HostPool, Pages
+from hicache_core.status import OK, Status
+from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig, Usage
+from hicache_lmcache.ledger import FolderLedger, Ledger, RedisLedger
+from hicache_lmcache.mounts import is_network
+from hicache_lmcache.native import Adapter, adapter_maker, unusable
+from hicache_lmcache.options import LMCacheOptions
+from hicache_lmcache.record import HEADER_NBYTES, Record, digest_of
+from hicache_lmcache.spec import SPEC
+
+#: Private bytes and pages of one call of LMCache.
+_CALL_NBYTES = 64 << 20
+_CALL_PAGES = 128
+#: Calls that may be left behind before the store is not asked any more.
+_MAX_LEFT_BEHIND = 4
+_CANARY_NBYTES = 256
+
+_MISS, _CORRUPT, _SIZE_MISMATCH = Status.MISS, Status.CORRUPT, Status.SIZE_MISMATCH
+
+
+class LMCacheStorage(HiCacheStorage):
+    """Pages of one namespace; see the module's text."""
+
+    spec = SPEC
+    options: LMCacheOptions
+
+    def __init__(self, config: HiCacheStorageConfig, options: LMCacheOptions) -> None:
+        super().__init__(config, options)
+        self._ledger: Ledger | None = None
+        self._make: Callable[[], Adapter] | None = None
+        self._adapter: Adapter | None = None
+        self._swap = threading.Lock()
+        self._left_behind: list[threading.Thread] = []
+        self._writing = threading.Lock()
+        #: Digests of values on which a get has failed.
+        self._bad: set[bytes] = set()
+
+    # Life.
+
+    def open(self, pools: Sequence[HostPool] = ()) -> None:
+        self._gate.check_new()
+        files = self.options.l2 == "fs"
+        network = files and (
+            self.options.network if self.options.network is not None else is_network(self.options.root or "/")
+        )
+        try:
+            self._connect()
+            self._sing()
+        except BaseException:
+            self._give_back()
+            raise
+        self.capabilities = dataclasses.replace(
+            self.capabilities,
+            persistent=files,
+            durable=files,
+            deadline="none" if network else "bounce",
+            transport="network mount" if network else "local mount" if files else "RESP over TCP",
+        )
+        super().open(pools)
+
+    def _connect(self) -> None:
+        namespace, timeout_s = self.config.namespace.id, self.config.timeout_s
+        ledger: FolderLedger | RedisLedger
+        if self.options.l2 == "fs":
+            ledger = FolderLedger(self.options.root or "", namespace)
+            folder = ledger.folder
+        else:
+            ledger, folder = RedisLedger(self.options, namespace, timeout_s), ""
+        self._ledger = ledger
+        self._make = adapter_maker(self.options, namespace, folder)
+        self._sound_adapter()
+
+    def _sing(self) -> None:
+        """Store, find, load and remove one value: LMCache's calls and names mean what they meant."""
+        digest = digest_of(f"canary-{time.monotonic_ns()}-{id(self)}")
+        ledger, adapter, deadline = self._store(), self._sound_adapter(), self._deadline()
+        said, heard = self._records(1, _CANARY_NBYTES), self._records(1, _CANARY_NBYTES)
+        said[0].seal([memoryview(bytes(range(_CANARY_NBYTES)))], _CANARY_NBYTES, digest)
+        stored = adapter.store([digest], said, deadline)
+        sizes = ledger.sizes([digest]) if stored == [True] else [None]
+        loaded = adapter.load([digest], heard, deadline) if sizes != [None] else [False]
+        ledger.remove([digest])
+        if stored is None or loaded is None:
+            raise BackendTimeout("opening 'lmcache'", value=f"no answer within {self.config.timeout_s:g} s")
+        if not all(stored):
+            raise BackendUnavailable("opening 'lmcache'", value="LMCache could not store a page")
+        if sizes != [_CANARY_NBYTES + HEADER_NBYTES] or heard[0].verdict(_CANARY_NBYTES, digest) is not OK:
+            raise BackendIncompatible(
+                "lmcache",
+                "a page that was stored did not come back the same",
+                value=f"found {sizes[0]} bytes, loaded: {loaded[0]}",
+                remedy="Run: pip install 'lmcache==0.5.6'",
+            )
+
+    def close(self) -> None:
+        if self._drain():
+            self._give_back()
+
+    def after_fork_in_child(self) -> None:
+        super().after_fork_in_child()
+        self._swap, self._writing = threading.Lock(), threading.Lock()
+        _parents.append((self._adapter, self._ledger))
+        self._adapter = self._make = self._ledger = None
+
+    def _give_back(self) -> None:
+        with self._swap:
+            adapter, self._adapter, self._make = self._adapter, None, None
+        if adapter is not None:
+            self._retire(adapter).join(self.config.timeout_s)
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.close()
+
+    def _sound_adapter(self) -> Adapter:
+        """Give an adapter that has not failed; a broken one is ended elsewhere."""
+        with self._swap:
+            adapter = self._adapter
+            if adapter is not None and not adapter.broken:
+                return adapter
+            if adapter is not None:
+                self._adapter = None
+                self._retire(adapter)
+            self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+            if self._make is None or len(self._left_behind) >= _MAX_LEFT_BEHIND:
+                raise BackendUnavailable(
+                    "'lmcache' does not answer", value=f"{len(self._left_behind)} adapters are being ended"
+                )
+            try:
+                self._adapter = self._make()
+            except (RuntimeError, ValueError, OSError) as error:
+                raise unusable("opening 'lmcache'", error) from error
+            return self._adapter
+
+    def _retire(self, adapter: Adapter) -> threading.Thread:
+        thread = threading.Thread(target=adapter.close, name="hicache-lmcache-end", daemon=True)
+        thread.start()
+        self._left_behind.append(thread)
+        return thread
+
+    # Verbs.
+
+    def batch_contains(self, keys: Sequence[str]) -> list[Status]:
+        with self._gate:
+            digests = [digest_of(key) for key in keys]
+            return self._answered(
+                len(keys),
+                lambda: [
+                    _CORRUPT
+                    if digest in self._bad or (size or HEADER_NBYTES) < HEADER_NBYTES
+                    else _MISS
+                    if size is None
+                    else _SIZE_MISMATCH
+                    if size == HEADER_NBYTES
+                    else OK
+                    for digest, size in zip(digests, self._store().sizes(digests), strict=True)
+                ],
+            )
+
+    def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+        with self._gate:
+            self._check(keys, locs, writes_slots=True)
+            deadline = self._deadline()
+            return [
+                status
+                for start, stop in _calls(len(keys), locs.nbytes)
+                for status in self._answered(
+                    stop - start,
+                    lambda start=start, stop=stop: self._get(keys[start:stop], locs[start:stop], deadline),
+                )
+            ]
+
+    def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+        with self._gate:
+            self._check(keys, locs)
+            deadline = self._deadline()
+            return [
+                status
+                for start, stop in _calls(len(keys), locs.nbytes)
+                for status in self._answered(
+                    stop - start,
+                    lambda start=start, stop=stop: self._set(keys[start:stop], locs[start:stop], deadline),
+                )
+            ]
+
+    def batch_remove(self, keys: Sequence[str]) -> list[Status]:
+        with self._gate:
+            digests = [digest_of(key) for key in keys]
+
+            def remove() -> list[Status]:
+                sizes = self._store().sizes(digests)
+                self._store().remove(digests)
+                self._bad.difference_update(digests)
+                gone: set[bytes] = set()
+                statuses = []
+                for digest, size in zip(digests, sizes, strict=True):
+                    statuses.append(_MISS if size is None or digest in gone else OK)
+                    gone.add(digest)
+                return statuses
+
+            return self._answered(len(keys), remove)
+
+    def clear(self) -> int:
+        with self._gate:
+            self._bad.clear()
+            return self._store().clear(self._deadline())
+
+    def usage(self) -> Usage:
+        """Look at every value: LMCache keeps no account of a namespace."""
+        with self._gate:
+            sizes = [max(0, size - HEADER_NBYTES) for size in self._store().all_sizes(self._deadline())]
+            store_bytes, capacity = self._store().store()
+            return Usage(len(sizes), sum(sizes), max(store_bytes, sum(sizes)), capacity)
+
+    # One call.
+
+    def _answered(self, count: int, ask: Callable[[], list[Status]]) -> list[Status]:
+        """Ask, and give every key the status of whatever trouble there was with the whole store (C10)."""
+        if not count:
+            return []
+        try:
+            return ask()
+        except BackendTimeout:
+            return [Status.TIMEOUT] * count
+        except BackendUnavailable:
+            return [Status.UNAVAILABLE] * count
+
+    def _get(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
+        digests = [digest_of(key) for key in keys]
+        wanted = locs.nbytes + HEADER_NBYTES
+        sizes = self._store().sizes(digests)
+        statuses = [_MISS if size is None else _SIZE_MISMATCH for size in sizes]
+        there = [position for position, size in enumerate(sizes) if size == wanted]
+        records = self._load([digests[position] for position in there], locs.nbytes, deadline)
+        for position, record in zip(there, records, strict=True):
+            status = record.verdict(locs.nbytes, digests[position])
+            if status is OK:
+                record.copy_out(locs.views(position))
+            statuses[position] = status
+        for digest, status in zip(digests, statuses, strict=True):
+            if status in (_CORRUPT, _SIZE_MISMATCH):
+                self._bad.add(digest)
+            elif status is OK:  # another instance may have mended it
+                self._bad.discard(digest)
+        return statuses
+
+    def _load(self, digests: list[bytes], nbytes: int, deadline: float) -> list[Record]:
+        """Load values of a known size; one that could not be is a record without a header, so CORRUPT.
+
+        Raises: BackendTimeout, BackendUnavailable: LMCache or the store is at fault, not one value.
+        """
+        if not digests:
+            return []
+        for _ in range(2):  # the first failure may be an adapter's that lost its server
+            records = self._records(len(digests), nbytes)
+            adapter = self._sound_adapter()
+            loaded = adapter.load(digests, records, deadline)
+            if loaded is None:
+                raise BackendTimeout("'lmcache' gave no answer in time")
+            if all(loaded):
+                return records
+            adapter.broken = self.options.l2 == "resp"
+            sizes = self._store().sizes(digests)  # raises where the server is gone
+            if any(size != nbytes + HEADER_NBYTES for size in sizes):
+                break  # removed or replaced meanwhile: what did arrive is judged by itself
+        return records
+
+    def _set(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
+        digests = [digest_of(key) for key in keys]
+        if not self._writing.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise BackendTimeout("'lmcache' is busy with another set")
+        try:
+            return self._set_alone(digests, locs, deadline)
+        finally:
+            self._writing.release()
+
+    def _set_alone(self, digests: list[bytes], locs: Pages, deadline: float) -> list[Status]:
+        first = {digest: position for position, digest in reversed(list(enumerate(digests)))}
+        present = self._good(list(first), locs.nbytes, deadline)
+        wanted = [digest for digest in first if digest not in present]
+        results = dict.fromkeys(present, OK)
+        if wanted:
+            records = self._records(len(wanted), locs.nbytes)
+            for digest, record in zip(wanted, records, strict=True):
+                record.seal(locs.views(first[digest]), locs.nbytes, digest)
+            results |= self._put(wanted, records, deadline)
+        return [results[digest] for digest in digests]
+
+    def _good(self, digests: list[bytes], nbytes: int, deadline: float) -> set[bytes]:
+        """Tell which keys hold a value that stays (C4); what stands in a new one's way is removed."""
+        sizes = self._store().sizes(digests)
+        good = {
+            digest
+            for digest, size in zip(digests, sizes, strict=True)
+            if size == nbytes + HEADER_NBYTES and digest not in self._bad
+        }
+        in_the_way = [
+            digest
+            for digest, size in zip(digests, sizes, strict=True)
+            if size is not None and digest not in good
+        ]
+        if in_the_way:
+            self._store().remove(in_the_way)
+        return good
+
+    def _put(self, digests: list[bytes], records: list[Record], deadline: float) -> dict[bytes, Status]:
+        adapter = self._sound_adapter()
+        stored = adapter.store(digests, records, deadline)
+        if stored is None:
+            raise BackendTimeout("'lmcache' gave no answer in time")
+        if not all(stored):
+            adapter.broken = self.options.l2 == "resp"
+        nbytes = records[0].byte_array.nbytes
+        results: dict[bytes, Status] = {}
+        sizes: list[int | None] = [nbytes] * len(digests) if all(stored) else self._store().sizes(digests)
+        for digest, size in zip(digests, sizes, strict=True):
+            results[digest] = OK if size == nbytes else self._store().refusal(nbytes)
+            if size == nbytes:
+                self._bad.discard(digest)
+        return results
+
+    def _records(self, count: int, nbytes: int) -> list[Record]:
+        size = nbytes + HEADER_NBYTES
+        memory = memoryview(bytearray(count * size))
+        return [Record(memory[i * size : (i + 1) * size]) for i in range(count)]
+
+    def _store(self) -> Ledger:
+        if self._ledger is None:
+            raise BackendUnavailable("'lmcache' has no store", remedy="Open it again.")
+        return self._ledger
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self.config.timeout_s
+
+
+#: In a fork's child: the parent's adapters, kept so that no destructor ends what the parent uses.
+_parents: list[object] = []
+
+
+def _calls(count: int, nbytes: int) -> Iterator[tuple[int, int]]:
+    """Split a batch so that its private copy stays small."""
+    step = max(1, min(_CALL_PAGES, _CALL_NBYTES // max(1, nbytes)))
+    for start in range(0, count, step):
+        yield start, min(start + step, count)
