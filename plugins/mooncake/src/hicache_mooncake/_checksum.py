@@ -7,7 +7,6 @@ another page, read from memory that was given away meanwhile, do not pass either
 
 from __future__ import annotations
 
-import mmap
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,8 +45,9 @@ def load_hash() -> Any:
 class Trailers:
     """Registered private memory for trailers, lent to one call at a time; thread-safe."""
 
-    def __init__(self, register: Callable[[HostPool], None]) -> None:
+    def __init__(self, allocate: Callable[[int], Any], register: Callable[[HostPool], None]) -> None:
         self._hash = load_hash()
+        self._allocate = allocate
         self._register = register
         self._lock = threading.Lock()
         self._idle: list[HostPool] = []
@@ -83,7 +83,7 @@ class Trailers:
             for position, pool in enumerate(self._idle):
                 if pool.num_pages >= count:
                     return self._idle.pop(position)
-        memory = mmap.mmap(-1, max(count, _LEASE_TRAILERS) * TRAILER_NBYTES)
+        memory = self._allocate(max(count, _LEASE_TRAILERS) * TRAILER_NBYTES)
         pool = HostPool.from_buffer(memory, _COMPONENT)
         self._register(pool)
         return pool

@@ -26,20 +26,18 @@ from hicache_core.bounce import run_apart
 from hicache_core.buffers import address_of, flat_view
 from hicache_core.errors import InvalidPages, StorageNotOpened
 from hicache_core.lifecycle import VerbGate
-from hicache_mooncake import _preflight
-from hicache_mooncake._environment import native_environment, variables_of
+from hicache_mooncake import _hostmem, _preflight
+from hicache_mooncake._environment import LASTING
 from hicache_mooncake._lifeline import Lifeline
 from hicache_mooncake._native import BACKEND, NO_ANSWER, RPC_FAIL, code_text, load
 from hicache_mooncake._regions import Regions
+from hicache_mooncake._setup import READ_LATE, replication, set_up, variables_for
 from hicache_mooncake.options import MooncakeOptions
 
 #: Longest that a close() left behind waits for the calls inside, on a thread of its own.
 _LATE_CLOSE_S = 3600.0
-#: The most that the library takes for its queue of buffers a peer.
-_TCP_QUEUE = 65_535
 #: Buffers a native call, so that several threads' calls fit the queue.
 MAX_BUFFERS = 16_384
-_LOG_LEVELS = {"info": "INFO", "warning": "WARNING", "error": "ERROR"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,7 @@ class Client:
     def __init__(self, options: MooncakeOptions, timeout_s: float) -> None:
         self.options = options
         self._timeout_s = timeout_s
+        self._module: Any = None
         self._native: Any = None
         self._lifeline: Lifeline | None = None
         #: How new objects are kept, as the library wants it.
@@ -79,24 +78,30 @@ class Client:
             BackendUnavailable, BackendTimeout.
         """
         deadline = time.monotonic() + self._timeout_s
-        variables = self._variables()
-        module = load(variables)
+        variables = variables_for(self.options, self._timeout_s)
+        module = self._module = load(variables)
         _preflight.check_device(self.options)
         connection, hostname = _preflight.check_servers(self.options, deadline)
         self._lifeline = Lifeline(connection)
+        LASTING.hold({name: value for name, value in variables.items() if name == READ_LATE})
         try:
             native = self._set_up_apart(module, hostname, variables, deadline)
-            self.replication = _replication(module, self.options, native)
+            self.replication = replication(module, self.options, native)
         except BaseException:
-            self._lifeline.close()
+            self._let_go()
             raise
         self._native = native
+
+    def _let_go(self) -> None:
+        LASTING.release()
+        if self._lifeline is not None:
+            self._lifeline.close()
 
     def _set_up_apart(self, module: Any, hostname: str, variables: dict[str, str], deadline: float) -> Any:
         left = max(deadline - time.monotonic(), 0.1)
         try:
             return run_apart(
-                lambda: self._set_up(module, hostname, variables),
+                lambda: set_up(module, self.options, hostname, variables),
                 left,
                 what=f"setting up a client of master {self.options.master}",
                 late=lambda late: late.close(),
@@ -107,49 +112,6 @@ class Client:
                 value=f"within {self._timeout_s:g} s",
                 remedy="Look at its log (it may be stopped or hung), or raise timeout_s.",
             ) from error
-
-    def _set_up(self, module: Any, hostname: str, variables: dict[str, str]) -> Any:
-        native = module.MooncakeDistributedStore()
-        options = self.options
-        # The time-outs are read here and not at import.
-        with native_environment(variables):
-            if options.daemon:
-                code = native.setup_dummy(
-                    options.segment_size or options.buffer_size, options.buffer_size, options.daemon
-                )
-            else:
-                extra = {name: value for name, value in options.extra.items() if not name.startswith("MC_")}
-                code = native.setup(
-                    hostname,
-                    options.metadata_server,
-                    options.segment_size,
-                    options.buffer_size,
-                    options.protocol,
-                    options.device,
-                    options.master,
-                    tenant_id=options.tenant,
-                    **extra,
-                )
-        if code != 0:
-            raise _preflight.setup_failure(options, code)
-        return native
-
-    def _variables(self) -> dict[str, str]:
-        rpc_s = self.options.rpc_timeout_s or 0.4 * self._timeout_s
-        derived = {
-            "MC_RPC_TIMEOUT_MS": str(max(1, round(rpc_s * 1000))),
-            # 20 attempts take 90 s on a dead master; this many take none.
-            "MC_STORE_CLIENT_SETUP_RETRIES": "1",
-            # Without it a stopped owner holds a call for 60 s, and its bytes arrive after the call has ended.
-            "MC_TCP_PROGRESS_TIMEOUT_SEC": str(max(1, int(0.2 * self._timeout_s))),
-            "MC_TCP_ENABLE_CONNECTION_POOL": str(int(self.options.connection_pool)),
-            # The defaults, 1,024 buffers a peer and 1 s, fail a batch of 1,000 pages.
-            "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": str(_TCP_QUEUE),
-            "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": str(_TCP_QUEUE),
-            "MC_TCP_ADMISSION_TIMEOUT_MS": str(max(1, round(500 * self._timeout_s))),
-            "MC_LOG_LEVEL": _LOG_LEVELS[self.options.log_level],
-        }
-        return variables_of(derived, self.options.extra)
 
     # Memory.
 
@@ -181,6 +143,12 @@ class Client:
     def _forget(self, pool: HostPool) -> None:
         for start, _ in self._regions.drop(pool):
             self._native.unregister_buffer(start)
+
+    def private_memory(self, nbytes: int) -> Any:
+        """Give writable memory that can be registered: a daemon maps none but Mooncake's own."""
+        if self.options.daemon:
+            return _hostmem.allocate(self._module.MooncakeHostMemAllocator(), nbytes)
+        return mmap.mmap(-1, nbytes)
 
     def _register_range(self, start: int, nbytes: int) -> None:
         code = self._native.register_buffer(start, nbytes)
@@ -280,7 +248,7 @@ class Client:
         The library's upsert takes one buffer, so the page goes through a private one.
         """
         segments = [*locs.views(0), *(trailers.views(0) if trailers is not None else ())]
-        view = flat_view(mmap.mmap(-1, sum(map(len, segments))))
+        view = flat_view(self.private_memory(sum(map(len, segments))))
         at = 0
         for segment in segments:
             view[at : at + len(segment)] = segment
@@ -336,8 +304,7 @@ class Client:
         native, self._native = self._native, None
         if native is not None:
             native.close()
-        if self._lifeline is not None:
-            self._lifeline.close()
+            self._let_go()
         self._regions = Regions()
 
     def abandon_in_child(self) -> None:
@@ -345,18 +312,6 @@ class Client:
         native, self._native = self._native, None
         if native is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
-
-
-def _replication(module: Any, options: MooncakeOptions, native: Any) -> Any:
-    config = module.ReplicateConfig()
-    config.replica_num = options.replicas
-    config.with_hard_pin = options.hard_pin
-    if options.soft_pin:
-        config.soft_pin_action = module.SoftPinAction.ENABLE
-    if options.preferred_segment:
-        local = options.preferred_segment == "local"
-        config.preferred_segment = native.get_hostname() if local else options.preferred_segment
-    return config
 
 
 def _buffers(locs: Pages, trailers: Pages | None) -> tuple[list[int], list[int], int]:

@@ -5,6 +5,9 @@ client is set up. A backend may not change the process's environment (C16), so
 they are written to the C library's copy only, around those two moments, and put
 back. ``os.environ`` and what children inherit from it never change.
 
+One of them, MC_TCP_PROGRESS_TIMEOUT_SEC, is read when bytes first move. It stays in
+the C library's copy for as long as some client is open (``lasting``).
+
 A variable that the user has set stands, unless the options name it in ``extra``.
 """
 
@@ -31,11 +34,45 @@ def native_environment(variables: Mapping[str, str]) -> Iterator[None]:
                 _libc.setenv(name.encode(), value.encode(), 1)
             yield
         finally:
-            for name, old in before.items():
-                if old is None:
-                    _libc.unsetenv(name.encode())
-                else:
-                    _libc.setenv(name.encode(), old, 1)
+            _put_back(before)
+
+
+class Lasting:
+    """Variables that native code may read at any time while a client is open; thread-safe."""
+
+    def __init__(self) -> None:
+        # Not the lock of a block above: that one may be held by a setup() that hangs.
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._before: dict[str, bytes | None] = {}
+
+    def hold(self, variables: Mapping[str, str]) -> None:
+        """Set them unless another client has done so already."""
+        with self._lock:
+            self._holders += 1
+            if self._holders == 1:
+                self._before = {name: _libc.getenv(name.encode()) for name in variables}
+                for name, value in variables.items():
+                    _libc.setenv(name.encode(), value.encode(), 1)
+
+    def release(self) -> None:
+        """Put everything back with the last client."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0:
+                _put_back(self._before)
+
+
+#: One for the process, as the environment is.
+LASTING = Lasting()
+
+
+def _put_back(before: Mapping[str, bytes | None]) -> None:
+    for name, old in before.items():
+        if old is None:
+            _libc.unsetenv(name.encode())
+        else:
+            _libc.setenv(name.encode(), old, 1)
 
 
 def variables_of(derived: Mapping[str, str], explicit: Mapping[str, object]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from importlib import import_module, metadata
 from typing import Any
@@ -94,6 +95,10 @@ def load(variables: Mapping[str, str]) -> Any:
             "Mooncake cannot be used in the child of a process that had loaded it before the fork",
             remedy="Start such children with multiprocessing's 'spawn' method.",
         )
+    loaded = sys.modules.get("mooncake.store")
+    if loaded is not None:  # no block of the environment: another one may be held by a setup() that hangs
+        _loaded_by = os.getpid()
+        return loaded
     try:
         with native_environment(variables):
             # Before mooncake.engine, which any other order of imports breaks.

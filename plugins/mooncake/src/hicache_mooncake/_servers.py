@@ -61,7 +61,7 @@ def wait_for(what: str, condition: Callable[[], bool], timeout_s: float) -> None
 class Master:
     """A mooncake_master; the same ports across restarts."""
 
-    def __init__(self, *arguments: str, lease_ms: int = 500, client_ttl_s: int = 10) -> None:
+    def __init__(self, *arguments: str, lease_ms: int = 2000, client_ttl_s: int = 10) -> None:
         self.port, self.metrics_port = free_port(), free_port()
         self._arguments = [
             "--rpc_address=127.0.0.1",
@@ -110,8 +110,10 @@ class Master:
                 os.kill(pid, number)
 
     def pause(self) -> None:
-        """Stop it from answering."""
+        """Stop it from answering; return once it has."""
+        pids = self.pids
         self.signal(signal.SIGSTOP)
+        wait_for("stopping mooncake_master", lambda: all(_state(pid) == "T" for pid in pids), _STOP_S)
 
     def resume(self) -> None:
         """Let it go on."""
@@ -208,6 +210,14 @@ class Holder:
         if code != 0:
             raise ServerError("the second client could not put", value=str(code))
 
+    def begin(self, name: str, nbytes: int) -> int:
+        """Begin to put an object; give the code."""
+        return int(self.ask("begin", key=name, nbytes=nbytes))
+
+    def finish(self, name: str, value: bytes) -> int:
+        """Finish what was begun; give the code."""
+        return int(self.ask("finish", key=name, value=base64.b64encode(value).decode()))
+
     def signal(self, number: int) -> None:
         """Send it a signal."""
         self._process.send_signal(number)
@@ -250,6 +260,12 @@ class Holder:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+def _state(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "T"
 
 
 def _children(pid: int) -> Sequence[int]:

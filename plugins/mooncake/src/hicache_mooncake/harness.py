@@ -2,7 +2,7 @@
 
 Both are started on free loopback ports, in about a second. The storages under test
 give no memory themselves unless ``segment_size`` is given, so their pages outlive
-them and every byte crosses a connection. Leases last 0.5 s instead of 10, so that
+them and every byte crosses a connection. Leases last 2 s instead of 10, so that
 eviction can be waited for.
 """
 
@@ -108,7 +108,7 @@ class MooncakeHarness(BaseHarness):
         name = self._name(namespace, key)
         if not value:
             return  # Mooncake takes an object without bytes, says 0, and stores nothing
-        trailer = Trailers(lambda _: None).trailer(name, value) if self._checksum else b""
+        trailer = Trailers(bytearray, lambda _: None).trailer(name, value) if self._checksum else b""
         self._holding().put(name, value + trailer)
 
     def damage(self, namespace: Namespace, key: str, how: Damage) -> None:

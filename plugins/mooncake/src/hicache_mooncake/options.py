@@ -179,6 +179,9 @@ class MooncakeOptions(Options):
             raise ValueError(f"device={self.device!r} needs protocol='rdma'")
         if self.soft_pin and self.hard_pin:
             raise ValueError("soft_pin and hard_pin exclude each other")
+        if self.daemon and self.checksum:
+            # A daemon takes a page's buffers from one block of memory; a trailer lies in another.
+            raise ValueError("checksum cannot be had with daemon")
         if self.daemon and self.preferred_segment == "local":
             raise ValueError("preferred_segment='local' needs a segment of this process; daemon gives none")
         return self

@@ -72,7 +72,9 @@ class MooncakeStore(HiCacheStorage):
 
     def _serve(self, client: Client, pools: Sequence[HostPool]) -> None:
         client.register(pools)
-        trailers = Trailers(lambda pool: client.register([pool])) if self.options.checksum else None
+        trailers = None
+        if self.options.checksum:
+            trailers = Trailers(client.private_memory, lambda pool: client.register([pool]))
         parts = (client, self._names, self._known, trailers, self.config.timeout_s)
         self._reader, self._writer = Reader(*parts), Writer(*parts)
         self._client = client

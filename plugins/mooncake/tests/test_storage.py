@@ -1,0 +1,161 @@
+"""What the suite does not look at: retries, checksums, usage, options that reach the library."""
+
+from __future__ import annotations
+
+import pytest
+from mooncake_builders import NBYTES, a_pool, a_store, content, fill, keys_of
+
+from hicache_core import BackendUnavailable, Status
+from hicache_core.errors import InvalidOptions
+from hicache_mooncake import _native
+from hicache_mooncake._client import Names
+from hicache_mooncake._known import KnownKeys
+from hicache_mooncake._reader import Reader
+from hicache_mooncake._writer import Writer
+
+OK, MISS, CORRUPT = Status.OK, Status.MISS, Status.CORRUPT
+
+
+class ScriptedClient:
+    """Answers native calls from a script, and keeps the names that each asked for."""
+
+    class _Always:
+        def holds(self) -> bool:
+            return True
+
+    def __init__(self, *answers: list[int]) -> None:
+        self.answers = list(answers)
+        self.asked: list[list[str]] = []
+        self.lifeline = self._Always()
+        self.native = self
+        self.replication = None
+
+    def batch_get_into(self, names, *_):
+        self.asked.append([name.removeprefix("ns/") for name in names])
+        return self.answers.pop(0)
+
+    def batch_put_from(self, names, *_):
+        return self.batch_get_into(names)
+
+    def get(self, names, locs, trailers):
+        return self.batch_get_into(names)
+
+    put = get
+
+    def exist(self, names):
+        return [0] * len(names)
+
+    def sizes(self, names):
+        return [None] * len(names)
+
+
+def a_writer(client):
+    return Writer(client, Names("ns/", ""), KnownKeys(), None, 1.0)
+
+
+def a_reader(client):
+    return Reader(client, Names("ns/", ""), KnownKeys(), None, 1.0)
+
+
+@pytest.mark.clause("C15")
+def test_c15_a_full_store_is_asked_once_more_after_a_pause():
+    """Eviction runs in the master's own time."""
+    client = ScriptedClient([0, -200, -200], [0, -200])
+    statuses = a_writer(client).set(["a", "b", "c"], {"a", "b", "c"}, a_pool().pages([0, 1, 2]))
+    assert statuses == [OK, OK, Status.NO_SPACE]
+    assert client.asked == [["a", "b", "c"], ["b", "c"]]
+
+
+@pytest.mark.parametrize("code", [_native.RPC_FAIL, _native.RPC_TIMEOUT])
+def test_a_master_without_an_answer_is_not_asked_again(code):
+    client = ScriptedClient([code, code])
+    statuses = a_writer(client).set(["a", "b"], {"a", "b"}, a_pool().pages([0, 1]))
+    assert (statuses, len(client.asked)) == ([_native.STATUS_OF_CODE[code]] * 2, 1)
+
+
+def test_a_get_slower_than_its_leases_is_cut_into_parts():
+    pool = a_pool(pages=8)
+    keys = [f"k{i}" for i in range(8)]
+    client = ScriptedClient([-707] * 8, [NBYTES] * 2, [NBYTES] * 2, [NBYTES] * 2, [NBYTES] * 2)
+    assert a_reader(client).get(keys, pool.pages(range(8))) == [OK] * 8
+    assert client.asked == [keys, keys[:2], keys[2:4], keys[4:6], keys[6:]]
+
+
+def test_a_connection_that_went_stale_is_tried_once_more():
+    client = ScriptedClient([NBYTES, -800], [-800])
+    assert a_reader(client).get(["a", "b"], a_pool().pages([0, 1])) == [OK, Status.ERROR]
+    assert client.asked == [["a", "b"], ["b"]]
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (NBYTES, OK),
+        (NBYTES - 1, Status.SIZE_MISMATCH),
+        (0, Status.SIZE_MISMATCH),
+        (-704, MISS),
+        (-900, Status.UNAVAILABLE),
+        (-901, Status.TIMEOUT),
+        (-600, Status.ERROR),
+        (-1, Status.ERROR),
+        (-12345, Status.ERROR),
+    ],
+)
+def test_each_code_of_a_get_has_its_status(code, status):
+    assert a_reader(ScriptedClient([code])).get(["a"], a_pool().pages([0])) == [status]
+
+
+def test_an_answer_of_another_length_is_believed_for_no_page():
+    client = ScriptedClient([NBYTES])
+    assert a_reader(client).get(["a", "b"], a_pool().pages([0, 1])) == [Status.ERROR] * 2
+
+
+@pytest.mark.clause("C5")
+def test_c5_bytes_of_another_page_under_the_name_are_corrupt(master, holder, opened):
+    """As a read gets them whose memory was given to another object meanwhile."""
+    pool = a_pool()
+    storage = opened(master, pool, checksum=True)
+    a, b = keys_of("a", "b")
+    assert storage.batch_set([a], pool.pages([0])) == [OK]
+    namespace = storage.config.namespace
+    whole = holder.get(namespace.qualify(a) + "+xxh3")
+    holder.put(namespace.qualify(b) + "+xxh3", whole)
+    assert (len(whole), storage.batch_get([a, b], pool.pages([1, 2]))) == (NBYTES + 16, [OK, CORRUPT])
+
+
+def test_pages_with_and_without_checksum_are_apart(master, holder, opened):
+    pool = a_pool()
+    plain, summed = opened(master, pool), opened(master, pool, checksum=True)
+    keys = keys_of("a")
+    fill(pool, 0, b"\x01" * NBYTES)
+    fill(pool, 1, b"\x02" * NBYTES)
+    assert plain.batch_set(keys, pool.pages([0])) == [OK]
+    assert summed.batch_contains(keys) == [MISS]
+    assert summed.batch_set(keys, pool.pages([1])) == [OK]
+    assert (plain.batch_get(keys, pool.pages([2])), content(pool, 2)[:1]) == ([OK], b"\x01")
+    assert (summed.batch_get(keys, pool.pages([2])), content(pool, 2)[:1]) == ([OK], b"\x02")
+    assert plain.capabilities.checksum is False
+    assert summed.capabilities.checksum is True
+
+
+def test_usage_names_the_option_where_the_metrics_are_elsewhere(master, opened):
+    storage = opened(master, metrics="127.0.0.1:1")
+    with pytest.raises(BackendUnavailable) as raised:
+        storage.usage()
+    assert "127.0.0.1:1 cannot be read" in str(raised.value)
+    assert raised.value.remedy == "Correct the option metrics (HOST:PORT, as its --metrics_port says)."
+
+
+def test_replicas_pins_and_segments_reach_the_library(own_master, opened):
+    storage = opened(own_master, segment_size="16mib", replicas=2, hard_pin=True, preferred_segment="local")
+    how = storage._client.replication
+    assert (how.replica_num, how.with_hard_pin) == (2, True)
+    assert how.preferred_segment == storage._client.native.get_hostname()
+    assert storage.capabilities.eviction == "none"
+
+
+def test_an_unknown_argument_of_setup_is_an_error_that_names_extra(master):
+    storage = a_store(master=master.address, segment_size=0, extra={"no_such_argument": 1})
+    with pytest.raises(InvalidOptions) as raised:
+        storage.open()
+    assert "extra=['no_such_argument']: setup() of this Mooncake does not take" in str(raised.value)
