@@ -1,0 +1,163 @@
+"""What LMCache gets wrong for a page store, shown on the library, and that it is right here.
+
+Sources: lmcache 0.5.6, ``v1/distributed``; its reports #1690 (exists, and cannot be loaded), #4759 (a
+silent hang), #2269 (telemetry), #2400 (nothing stored, nobody told), #562 (a disk cache lost on restart).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hicache_core import Shard, Status
+from hicache_lmcache.native import adapter_maker
+from hicache_lmcache.options import LMCacheOptions
+from hicache_lmcache.record import HEADER_NBYTES, Record, digest_of
+from hicache_lmcache.redis_server import RedisServer
+
+from .conftest import Opener, a_pool, first_bytes
+
+OK, MISS, CORRUPT, SIZE_MISMATCH = Status.OK, Status.MISS, Status.CORRUPT, Status.SIZE_MISMATCH
+KINDS = ["fs", "resp"]
+
+
+def keys_of(pool: Any, *hashes: str) -> list[str]:
+    made: list[str] = pool.component.keys(hashes)
+    return made
+
+
+@pytest.mark.parametrize("l2", KINDS)
+def test_a_hole_in_the_middle_is_one_miss_and_shifts_nothing(opened: Opener, l2: str) -> None:
+    """A load of a missing key never ends over RESP, and the connection is lost with it."""
+    pool = a_pool(10)
+    storage = opened(pool, l2)
+    keys = keys_of(pool, "k0", "k1", "absent", "k3", "k4")
+    there = [keys[0], keys[1], keys[3], keys[4]]
+    assert storage.batch_set(there, pool.pages(range(4))) == [OK] * 4
+    assert storage.batch_get(keys, pool.pages(range(5, 10))) == [OK, OK, MISS, OK, OK]
+    assert first_bytes(pool, range(5, 10)) == [1, 2, 8, 3, 4]
+    assert (storage.batch_contains(keys), storage.batch_exists(keys)) == ([OK, OK, MISS, OK, OK], 2)
+
+
+def test_the_library_still_hangs_on_a_missing_key(redis: RedisServer) -> None:
+    """Fails on the day on which a load of a missing key ends, and then ledger.py may be asked less."""
+    pytest.importorskip("lmcache")
+    options = LMCacheOptions(l2="resp", port=redis.port, workers=1)
+    adapter = adapter_maker(options, "0" * 32, "")()
+    try:
+        records = [Record(memoryview(bytearray(4096))) for _ in range(2)]
+        digests = [digest_of("there"), digest_of("absent")]
+        assert adapter.store(digests[:1], records[:1], time.monotonic() + 5) == [True]
+        assert adapter.load(digests, records, time.monotonic() + 0.5) in (None, [True, False])
+        assert adapter.load(digests[:1], records[:1], time.monotonic() + 0.5) != [True]
+    finally:
+        adapter.close()
+
+
+def test_truncated_files_are_no_hits(opened: Opener, tmp_path: Path) -> None:
+    """LMCache's local disk returns a truncated file as a hit, and contains stays true for a deleted one."""
+    pool = a_pool(6)
+    storage = opened(pool, "fs")
+    keys = keys_of(pool, "short", "gone", "good")
+    assert storage.batch_set(keys, pool.pages(range(3))) == [OK] * 3
+    files = {key: next((tmp_path / "store").rglob(f"*{digest_of(key).hex()}.data")) for key in keys}
+    os.truncate(files[keys[0]], 1000)
+    files[keys[1]].unlink()
+    assert storage.batch_get(keys, pool.pages(range(3, 6))) == [SIZE_MISMATCH, MISS, OK]
+    assert storage.batch_contains(keys) == [CORRUPT, MISS, OK]
+    assert first_bytes(pool, range(3, 6)) == [4, 5, 3]
+
+
+def test_a_longer_file_is_no_hit(opened: Opener, tmp_path: Path) -> None:
+    """The file adapter reads as many bytes as it was asked for, and calls that a hit."""
+    pool, larger = a_pool(2, 4096), a_pool(2, 8192)
+    keys = keys_of(pool, "k")
+    assert opened(larger, "fs").batch_set(keys, larger.pages([0])) == [OK]
+    assert opened(pool, "fs").batch_get(keys, pool.pages([1])) == [SIZE_MISMATCH]
+
+
+@pytest.mark.parametrize("l2", KINDS)
+@pytest.mark.parametrize("change", [{"kv_dtype": "fp16"}, {"model": "another"}, {"lora": "a"}], ids=str)
+def test_c9_another_dtype_model_or_adapter_never_hits(
+    opened: Opener, l2: str, change: dict[str, str]
+) -> None:
+    pool = a_pool(2)
+    one, other = opened(pool, l2), opened(pool, l2, **change)
+    keys = keys_of(pool, "k")
+    assert one.batch_set(keys, pool.pages([0])) == [OK]
+    assert (other.batch_get(keys, pool.pages([1])), one.batch_get(keys, pool.pages([1]))) == ([MISS], [OK])
+
+
+@pytest.mark.parametrize("l2", KINDS)
+def test_c3_what_was_ok_is_there_although_the_instance_is_closed_at_once(opened: Opener, l2: str) -> None:
+    """The storage manager stores in the background and drops at close what is under way."""
+    pool = a_pool(64, 1 << 16)
+    storage = opened(pool, l2)
+    keys = keys_of(pool, *(f"k{i}" for i in range(64)))
+    assert storage.batch_set(keys, pool.pages(range(64))) == [OK] * 64
+    storage.close()
+    assert opened(pool, l2).batch_contains(keys) == [OK] * 64
+
+
+@pytest.mark.parametrize("l2", KINDS)
+def test_an_mla_page_goes_and_comes_back(opened: Opener, l2: str) -> None:
+    shard = Shard(layers=(0, 3, 3), heads="replicated")
+    pool = a_pool(2, 3 * 64 * 576 * 2, shard=shard, byte_order="mla_page_first")
+    storage = opened(pool, l2)
+    keys = keys_of(pool, "k")
+    assert storage.batch_set(keys, pool.pages([0])) == [OK]
+    assert storage.batch_get(keys, pool.pages([1])) == [OK]
+    assert bytes(pool.pages([1]).views(0)[0]) == bytes(pool.pages([0]).views(0)[0])
+
+
+def test_a_value_that_vanishes_between_question_and_load_costs_one_adapter(
+    opened: Opener, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = a_pool(4)
+    storage: Any = opened(pool, "resp", timeout_s=1.0)
+    keys = keys_of(pool, "a", "b")
+    storage.batch_set(keys, pool.pages([0, 1]))
+    real, lied = storage._ledger.sizes, []
+
+    def sizes(digests: list[bytes]) -> list[int | None]:
+        answer = real(digests)
+        if not lied:
+            lied.append(storage._ledger.remove(digests[1:]))
+        return answer
+
+    monkeypatch.setattr(storage._ledger, "sizes", sizes)
+    started = time.monotonic()
+    first = storage.batch_get(keys, pool.pages([2, 3]))
+    assert time.monotonic() - started < 2.0
+    assert first[1] is not OK
+    assert storage.batch_get(keys, pool.pages([2, 3])) == [OK, MISS]
+    assert storage.batch_set(keys, pool.pages([0, 1])) == [OK, OK]
+
+
+def test_no_telemetry_and_no_engine_is_started(opened: Opener, tmp_path: Path) -> None:
+    """lmcache#2269: usage is sent unless LMCACHE_TRACK_USAGE=false; here nothing that sends is started."""
+    before = dict(os.environ)
+    opened(a_pool(1), "fs")
+    names = [thread.name for thread in threading.enumerate()]
+    assert dict(os.environ) == before
+    assert not [name for name in names if "usage" in name.lower() or "telemetry" in name.lower()]
+
+
+def test_unfinished_files_have_a_folder_of_their_own_for_each_writer(opened: Opener, tmp_path: Path) -> None:
+    """LMCache gives two writers of a key one temporary file: each could rename the other's half."""
+    opened(a_pool(1), "fs")
+    opened(a_pool(1), "fs")
+    assert len(list((tmp_path / "store").rglob(".unfinished-*"))) == 2
+
+
+def test_a_record_is_larger_than_its_page_by_its_header(opened: Opener, tmp_path: Path) -> None:
+    pool = a_pool(1)
+    storage = opened(pool, "fs")
+    storage.batch_set(keys_of(pool, "k"), pool.pages([0]))
+    (stored,) = list((tmp_path / "store").rglob("*.data"))
+    assert stored.stat().st_size == 4096 + HEADER_NBYTES
