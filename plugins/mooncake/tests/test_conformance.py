@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hicache_conformance.conformance import Conformance
+from hicache_conformance import Conformance
 
 
-class TestConformance(Conformance):
+class TestPlain(Conformance):
     backend = "mooncake"
 
 
-class TestConformanceWithChecksum(Conformance):
+class TestChecksum(Conformance):
     backend = "mooncake"
     options = {"checksum": True}  # noqa: RUF012 - the suite reads a class attribute

@@ -109,7 +109,7 @@ def test_memory_that_was_never_registered_is_refused_instead_of_a_crash(master, 
 # Set-up that hangs or lies.
 
 
-def test_a_dead_master_costs_no_90_seconds():
+def test_a_dead_master_costs_no_90_seconds(real):
     started = time.monotonic()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
