@@ -24,9 +24,9 @@ def _run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
 def test_plugin_three_lines_run_the_cases_and_sum_up_by_level(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_it=THREE_LINES.format(backend="memory", options="{'store': 'mine'}"))
     result = _run(pytester, "-k", "c13 or c14_pages", "--hicache-seed=3")
-    result.assert_outcomes(passed=5, skipped=6, deselected=result.parseoutcomes()["deselected"])
+    result.assert_outcomes(passed=6, skipped=6, deselected=result.parseoutcomes()["deselected"])
     result.stdout.fnmatch_lines(
-        ["core       reached      5 pass", "durable    unsupported  4 unsupported", "seed 3"]
+        ["core       reached      6 pass", "durable    unsupported  4 unsupported", "seed 3"]
     )
 
 

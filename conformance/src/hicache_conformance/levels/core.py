@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from hicache_conformance.bench import PAGE_NBYTES, Bench, aligned, loose
+from hicache_conformance.calls import PATIENCE_S
 from hicache_core import HiCacheStorage, InvalidArgument, Status
 
 OK, MISS, SIZE_MISMATCH = Status.OK, Status.MISS, Status.SIZE_MISMATCH
 
 #: Sizes beside 4,096: less, more, and the least that differs either way.
 OTHER_SIZES = [2048, 4095, 4097, 8192]
+
+#: What `hicache backends` does for a table; prints the modules that it should not have loaded.
+_READ_SPEC = """
+import sys
+from hicache_core import StorageBackendFactory
+spec = StorageBackendFactory.spec(sys.argv[1])
+own = [target.partition(":")[0] for target in (spec.target, spec.options, spec.harness)]
+required = [requirement.module for requirement in spec.requires]
+print([name for name in (*own, *required, "pydantic", "torch") if name and name in sys.modules])
+"""
 
 
 class CoreLevel:
@@ -200,6 +214,15 @@ class CoreLevel:
         storage = bench.open()
         assert storage.spec.capabilities.narrowing_violations(storage.capabilities) == []
         assert storage.spec.capabilities == bench.site.subject.spec.capabilities
+
+    @pytest.mark.clause("C13")
+    def test_c13_the_spec_is_read_without_loading_the_backend(self, bench: Bench) -> None:
+        kind, _, name = bench.site.subject.reference.partition("=")
+        if kind != "backend":
+            pytest.skip("unsupported: a spec that listings read")
+        command = [sys.executable, "-c", _READ_SPEC, name]
+        read = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert (read.returncode, read.stdout, read.stderr) == (0, "[]\n", "")
 
     @pytest.mark.clause("C10")
     @pytest.mark.parametrize("verb", ["batch_get", "batch_set"])
