@@ -7,6 +7,7 @@ SGLang are skipped; where they are required, a skip is a failure.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,25 @@ def sglang(wheel):
     return Path(path) / "sglang"
 
 
+def run_group(command: list[str], variables: dict[str, str], timeout_s: float) -> tuple[int, str, str]:
+    """Run a program that has children of its own; at the deadline all of them are ended."""
+    process = subprocess.Popen(
+        command,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"{command[1]} did not end within {timeout_s:g} s: {err[-3000:]}") from None
+    return process.returncode, out, err
+
+
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory):
     """Runs a script with a whole SGLang on the CPU; gives what it wrote after ``RESULT``."""
@@ -85,20 +105,13 @@ def engine(tmp_path_factory):
         "PYTHONWARNINGS": "ignore",
     }
 
-    def run(script: str, *arguments: str, timeout_s: float = 110.0, **more: str) -> str:
-        done = subprocess.run(
-            [ENGINE, str(HERE / "cpu" / script), *arguments],
-            env=variables | more,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
+    def run(script: str, *arguments: str, timeout_s: float = 280.0, **more: str) -> str:
+        status, out, err = run_group(
+            [ENGINE, str(HERE / "cpu" / script), *arguments], variables | more, timeout_s
         )
-        results = [
-            line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")
-        ]
-        assert results, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-        assert done.returncode == 0, done.stderr[-3000:]
-        run.log = done.stdout + done.stderr
+        results = [line.removeprefix("RESULT ") for line in out.splitlines() if line.startswith("RESULT ")]
+        assert results, f"{out[-3000:]}\n{err[-6000:]}"
+        assert status == 0, err[-3000:]
         return results[-1]
 
     run.variables = variables

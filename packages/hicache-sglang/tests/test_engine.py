@@ -8,6 +8,8 @@ import pytest
 from cpu_engine import PAGE, PROMPT, make_model
 from sgl_toy import OPTIONS
 
+pytestmark = pytest.mark.timeout(300)  # a whole engine is started, on a machine that may be busy
+
 FULL_PAGES = len(PROMPT) // PAGE * PAGE
 DYNAMIC = {"module_path": "hicache_sglang", "class_name": "HiCacheSGLang", "interface_v1": 1}
 AGAIN = {"flush": 1}
@@ -20,7 +22,7 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture
 def ask(engine, model):
-    def run(steps, backend=None, extra=None, timeout_s=110.0, **more):
+    def run(steps, backend=None, extra=None, timeout_s=280.0, **more):
         wanted = {"model": model, "backend": backend, "extra": extra or {}, "steps": steps}
         return json.loads(engine("cpu_engine.py", json.dumps(wanted), timeout_s=timeout_s, **more))
 

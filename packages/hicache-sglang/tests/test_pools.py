@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # a whole SGLang is imported, on a machine that may be busy
+
 
 @pytest.fixture(scope="module")
 def found(engine):

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)  # a whole SGLang is imported, on a machine that may be busy
+
 #: What SGLang itself cannot do: pools whose K and V differ have no flat pages for the generic calls.
 REFUSED = "it has no flat pages, and interface_v1 is not set"
 ZERO_COPY = "page_get_zero_copy"
