@@ -297,6 +297,23 @@ def test_c12_close_returns_in_time_while_the_backend_hangs(verb: str) -> None:
     assert took < TIMEOUT_S + GRACE_S
 
 
+@pytest.mark.clause("C11")
+def test_c11_private_memory_stays_until_a_close_that_hangs_has_ended() -> None:
+    """The native close unregisters that memory; unmapped before, it would be a write into nothing."""
+    pool = a_pool()
+
+    def workers() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "hicache-bounce"]
+
+    with hanging() as hang:
+        with a_cache(Script(close=hang), pool, bounce=True) as cache:
+            assert cache.set(["a"], pool.pages([0])) == [OK]
+            cache.close()
+            assert workers() != []
+        hang.go.set()
+    wait_until(lambda: workers() == [])
+
+
 def test_pools_are_added_and_dropped_in_time_while_registering_hangs() -> None:
     pool = a_pool(component=a_component(32, "mamba"))
     with hanging() as hang, a_cache(Script(add_pool=hang, drop_pool=hang), a_pool()) as cache:

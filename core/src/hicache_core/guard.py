@@ -356,10 +356,12 @@ class Guard:
         pools = [p for p in self.pools.values() if p.segments and old.serves(p)]
         try:
             storage = self._apart(
-                "rebinding", lambda: old.rebound(self.config, pools), late=lambda fresh: fresh.close()
+                "rebinding",
+                lambda: _last(old, old.rebound, self.config, pools),
+                late=lambda fresh: fresh.close(),
             )
         finally:
-            self._over(old)
+            self._tell_closed(old)
         if storage.config.namespace != self.config.namespace or not storage.is_open:
             storage.close()
             raise BackendIncompatible(
@@ -388,13 +390,16 @@ class Guard:
         session.close(timeout_s)
         left = timeout_s - (time.monotonic() - started)
         try:
-            run_apart(session.storage.close, max(left, 0.0) + GRACE_S, what=f"closing '{self.name}'")
+            run_apart(
+                lambda: _last(session, session.storage.close),
+                max(left, 0.0) + GRACE_S,
+                what=f"closing '{self.name}'",
+            )
         except BaseException as error:
             self.notices.warn(f"hicache '{self.name}' close", "close", described(error))
-        self._over(session)
+        self._tell_closed(session)
 
-    def _over(self, session: Session) -> None:
-        session.end()
+    def _tell_closed(self, session: Session) -> None:
         if self.observers is not None:
             self.observers.tell("hicache_closed", storage=session.storage)
 
@@ -415,6 +420,14 @@ class Guard:
                 value=described(error),
                 remedy=f"Run: hicache doctor {self.name}",
             ) from error
+
+
+def _last(session: Session, act: Callable[..., T], *arguments: Any) -> T:
+    """Make a session's last call, which unregisters its private memory, and only then let that go."""
+    try:
+        return act(*arguments)
+    finally:
+        session.end()
 
 
 def _no_answer(statuses: Sequence[Any]) -> bool:
