@@ -85,6 +85,29 @@ def test_plugin_a_missing_prerequisite_is_not_run_and_fails_where_required(
     result.stdout.fnmatch_lines(["*not-run*acme_server is not on PATH*"])
 
 
+TWO_BACKENDS = """
+from hicache_conformance import Conformance
+class TestGood(Conformance):
+    backend, options = "memory", {"store": "good"}
+class TestBroken(Conformance):
+    backend = "mutant=set_stores_nothing"
+"""
+
+
+def test_plugin_two_backends_in_one_run_are_summed_up_apart(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_it=TWO_BACKENDS)
+    result = _run(pytester, "-k", "set_then_get")
+    result.assert_outcomes(passed=1, failed=1, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(
+        [
+            "test_it.py::TestGood:",
+            "core       reached      1 pass",
+            "test_it.py::TestBroken:",
+            "core       NOT reached  1 fail",
+        ]
+    )
+
+
 OWN_SUBJECT = """
 from dataclasses import replace
 from hicache_conformance import Conformance

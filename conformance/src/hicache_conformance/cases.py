@@ -23,6 +23,7 @@ LEVELS = (
 )
 
 Outcome = Literal["pass", "fail", "unsupported", "not-run"]
+OUTCOMES: tuple[Outcome, ...] = ("pass", "fail", "unsupported", "not-run")
 
 #: Seconds that a case may take before it counts as hanging, unless it says otherwise.
 BUDGET_S = 60.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from hicache_conformance.report import OUTCOMES, Report, Result, last_line
+from hicache_conformance.cases import OUTCOMES
+from hicache_conformance.report import Report, Result, last_line
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #c62828; --mute: #777; }

@@ -24,7 +24,16 @@ import pytest
 pytest.register_assert_rewrite("hicache_conformance.levels", "hicache_conformance.bench")
 
 from hicache_conformance.bench import Bench, Site  # noqa: E402
-from hicache_conformance.cases import LEVELS, Case, Outcome, case_of, not_run, outcome_of_skip, unsupported  # noqa: E402
+from hicache_conformance.cases import (  # noqa: E402
+    LEVELS,
+    OUTCOMES,
+    Case,
+    Outcome,
+    case_of,
+    not_run,
+    outcome_of_skip,
+    unsupported,
+)
 from hicache_conformance.events import Events  # noqa: E402
 from hicache_conformance.refusals import REFUSALS  # noqa: E402
 from hicache_conformance.subject import Subject, find_subject, reason_of  # noqa: E402
@@ -45,6 +54,7 @@ class _Run:
         self.recovery_s: float = config.getoption("hicache_recovery")
         self.sites: dict[str, Site] = {}
         self.unusable: dict[str, str] = {}
+        #: By node id: several classes, each with its own backend, may run the same cases.
         self.outcomes: dict[str, tuple[Case, Outcome, str]] = {}
         fd: int | None = config.getoption("hicache_events")
         self.events = Events(fd) if fd is not None else None
@@ -218,7 +228,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     result = yield
     if run.events is not None:
         run.events.unwatch()
-    _, outcome, detail = run.outcomes.get(case.id, (case, "not-run", "interrupted"))
+    _, outcome, detail = run.outcomes.get(item.nodeid, (case, "not-run", "interrupted"))
     run.tell("end", id=case.id, outcome=outcome, detail=detail)
     return result
 
@@ -242,7 +252,7 @@ def pytest_runtest_makereport(
 
 
 def _record(run: _Run, case: Case, report: pytest.TestReport) -> None:
-    before = run.outcomes.get(case.id)
+    before = run.outcomes.get(report.nodeid)
     outcome: Outcome = "pass"
     detail = ""
     if report.failed:
@@ -253,7 +263,7 @@ def _record(run: _Run, case: Case, report: pytest.TestReport) -> None:
         outcome, detail = outcome_of_skip(report.longrepr[2])
     elif before:
         return
-    run.outcomes[case.id] = (case, outcome, detail)
+    run.outcomes[report.nodeid] = (case, outcome, detail)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -261,16 +271,25 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not run.outcomes or run.events is not None:
         return
     terminalreporter.section("hicache conformance")
-    for level in LEVELS:
-        found = [outcome for case, outcome, _ in run.outcomes.values() if case.level == level]
-        if found:
-            counts = ", ".join(
-                f"{found.count(o)} {o}" for o in ("pass", "fail", "unsupported", "not-run") if o in found
-            )
-            reached = "reached" if "pass" in found else "unsupported"
-            reached = "NOT reached" if {"fail", "not-run"} & set(found) else reached
-            terminalreporter.write_line(f"{level:10} {reached:12} {counts}")
+    owners = list(dict.fromkeys(node.rpartition("::")[0] for node in run.outcomes))
+    for owner in owners:
+        if len(owners) > 1:
+            terminalreporter.write_line(f"{owner}:")
+        mine = [
+            (case, outcome) for node, (case, outcome, _) in run.outcomes.items() if node.startswith(owner)
+        ]
+        for level in LEVELS:
+            found = [outcome for case, outcome in mine if case.level == level]
+            if found:
+                terminalreporter.write_line(_line(level, found))
     terminalreporter.write_line(f"seed {run.seed}")
+
+
+def _line(level: str, found: list[Outcome]) -> str:
+    counts = ", ".join(f"{found.count(o)} {o}" for o in OUTCOMES if o in found)
+    reached = "reached" if "pass" in found else "unsupported"
+    reached = "NOT reached" if {"fail", "not-run"} & set(found) else reached
+    return f"{level:10} {reached:12} {counts}"
 
 
 def parse_options(texts: list[str]) -> dict[str, Any]:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-from hicache_conformance.cases import LEVELS, Case, Outcome
+from hicache_conformance.cases import LEVELS, OUTCOMES, Case, Outcome
 
 #: Raised when a field changes its meaning or goes; new fields do not move it.
 SCHEMA = 1
 
 Verdict = Literal["reached", "not reached", "unsupported"]
-OUTCOMES: tuple[Outcome, ...] = ("pass", "fail", "unsupported", "not-run")
 
 
 @dataclass(slots=True)
