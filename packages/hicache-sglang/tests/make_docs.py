@@ -1,4 +1,4 @@
-"""Writes the tables in docs/ from what the tests see: releases, pools, and the report on SGLang's own file backend.
+"""Writes the tables in docs/ from what the tests see: releases, pools, and SGLang's own file backend.
 
 .ci/env/sglang docs
 """
@@ -21,8 +21,18 @@ CLASS = "sglang.srt.mem_cache.hicache_storage:HiCacheFile"
 
 sys.path[:0] = [str(HERE), str(HERE / "cpu")]
 from conftest import STAND_INS  # noqa: E402
+
 from hicache_sglang.versions import CHANGES, RELEASES  # noqa: E402
 
+RELEASES_TEXT = """Each release is its real wheel; its factory constructs the adapter, its controller's
+own methods and its host pools' own accessors drive it, over a store in memory. `generic` and `zero-copy` are the
+two sets of calls for KV pages; a cell is `ok` where every page came back byte for byte and no other page was
+touched.
+"""
+POOLS_TEXT = """SGLang 0.5.23, its real UnifiedRadixCache and HybridCacheController on a CPU: a prefix is inserted,
+backed up to storage, thrown away with its tree and pools, prefetched by fresh ones, loaded back, and compared
+byte for byte. `generic` and `zero-copy`: `dynamic` without and with `interface_v1`; `plugin`: by name.
+"""
 NOTE = "Written by `.ci/env/sglang docs` from what its run saw; not by hand.\n"
 
 
@@ -39,9 +49,7 @@ def releases() -> str:
     names = [name for name in found[RELEASES[-1].version] if name not in ("version", "zero_copy")]
     lines = ["# SGLang releases\n", NOTE]
     lines += [
-        "Each release is its real wheel; its factory constructs the adapter, its controller's own methods and its",
-        "host pools' own accessors drive it, over a store in memory. `generic` and `zero-copy` are the two sets of",
-        "calls for KV pages; a cell is `ok` where every page came back byte for byte and no other page was touched.\n",
+        RELEASES_TEXT,
         table(["", *found], [[name, *(cell(found[version][name]) for version in found)] for name in names]),
         "\n## What each release changed\n",
         table(["from", "change", "the adapter"], [list(change) for change in CHANGES]),
@@ -67,9 +75,7 @@ def pools() -> str:
         )
     lines = ["# SGLang's host pools\n", NOTE]
     lines += [
-        "SGLang 0.5.23, its real UnifiedRadixCache and HybridCacheController on a CPU: a prefix is inserted, backed up",
-        "to storage, thrown away with its tree and pools, prefetched by fresh ones, loaded back, and compared byte for",
-        "byte. `generic` and `zero-copy`: `dynamic` without and with `interface_v1`; `plugin`: by name.\n",
+        POOLS_TEXT,
         table(
             ["pool and layout", *ways], [[case, *(row[way] for way in ways)] for case, row in rows.items()]
         ),
