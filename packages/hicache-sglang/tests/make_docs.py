@@ -24,10 +24,10 @@ from conftest import STAND_INS  # noqa: E402
 
 from hicache_sglang.versions import CHANGES, RELEASES  # noqa: E402
 
-RELEASES_TEXT = """Each release is its real wheel; its factory constructs the adapter, its controller's
-own methods and its host pools' own accessors drive it, over a store in memory. `generic` and `zero-copy` are the
-two sets of calls for KV pages; a cell is `ok` where every page came back byte for byte and no other page was
-touched.
+RELEASES_TEXT = """Each release is its real wheel; its factory constructs the adapter, its controller's own
+methods and its host pools' own accessors drive it, over a store in memory. `generic` and `zero-copy` are
+the two sets of calls for KV pages; a cell is `ok` where every page came back byte for byte and no other
+page was touched.
 """
 POOLS_TEXT = """SGLang 0.5.23, its real UnifiedRadixCache and HybridCacheController on a CPU: a prefix is inserted,
 backed up to storage, thrown away with its tree and pools, prefetched by fresh ones, loaded back, and compared
