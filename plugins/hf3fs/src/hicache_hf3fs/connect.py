@@ -68,13 +68,21 @@ def connect_metadata(
     return LocalMetadata(path, namespace, Terms(options.lease_s, options.hold_s))
 
 
-def _check_local(path: str) -> None:
-    """sqlite's locks and shared memory do not work across hosts."""
+def is_local_disk(path: str) -> bool:
+    """False where a file would lie on a network: sqlite's locks and memory do not work across hosts."""
+    return not is_network(_folder_of(path))
+
+
+def _folder_of(path: str) -> str:
     folder = os.path.dirname(os.path.abspath(path))
     while not os.path.exists(folder):
         folder = os.path.dirname(folder)
-    if is_network(folder):
-        kind = file_system_of(folder) or "an unknown file system"
+    return folder
+
+
+def _check_local(path: str) -> None:
+    if not is_local_disk(path):
+        kind = file_system_of(_folder_of(path)) or "an unknown file system"
         complaint = (
             f"the metadata would lie on {kind}; set metadata_path to a local disk, or metadata_url to a "
             "server"

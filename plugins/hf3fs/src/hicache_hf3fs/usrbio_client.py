@@ -44,8 +44,8 @@ class UsrbioClient:
     """
 
     def __init__(self, options: Hf3fsOptions) -> None:
-        self._library = _library(options.usrbio_module)
-        self._mount = _mount_of(self._library, options.root)
+        self._library = load_library(options.usrbio_module)
+        self._mount = find_mount(self._library, options.root)
         self._most_lanes = options.numjobs
         self._entries = options.entries
         self._lane_nbytes = options.memory // options.numjobs
@@ -154,7 +154,11 @@ class UsrbioClient:
                 lane.close()
 
 
-def _library(name: str) -> Any:
+def load_library(name: str) -> Any:
+    """Import the usrbio module.
+
+    Raises: BackendDependencyMissing, BackendUnavailable.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -167,9 +171,10 @@ def _library(name: str) -> Any:
         ) from error
 
 
-def _mount_of(library: Any, root: str) -> str:
+def find_mount(library: Any, root: str) -> str:
     """Find the 3FS mount that holds the root.
 
+    Raises: BackendUnavailable.
     Source: extract_mount_point(path) gives None off 3FS, and raises where the path does not exist.
     """
     try:
