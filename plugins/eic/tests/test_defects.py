@@ -57,7 +57,7 @@ def test_every_call_carries_the_namespace(opener: Opener):
 @pytest.mark.clause("C1", "C4")
 @pytest.mark.parametrize("bad", [0, 1, 2])
 def test_one_key_that_fails_fails_alone(opener: Opener, bad: int):
-    """Seen: the generic set looks at the first code only; the zero-copy set gives all False, and 2N of them."""
+    """Seen: the generic set looks at the first code only; the zero-copy set gives all False, 2N of them."""
     arena, keys = an_arena(3), keys_of(3)
     storage = opener(arena, retries=0)
     opener.simulator.quirks(fail_keys={"mset": {keys[bad]: FAILED}})

@@ -1,4 +1,6 @@
-"""The suite: in process with every change; on a real metadata server process, either client, with `-m slow`."""
+"""The suite: in process with every change; on a metadata server process, either client, with `-m slow`."""
+
+from typing import ClassVar
 
 import pytest
 
@@ -7,7 +9,7 @@ from hicache_conformance.conformance import Conformance
 
 class TestLocalMetadata(Conformance):
     backend = "hf3fs"
-    options = {"metadata": "local"}
+    options: ClassVar = {"metadata": "local"}
 
 
 @pytest.mark.slow
@@ -18,4 +20,4 @@ class TestPosixWithServer(Conformance):
 @pytest.mark.slow
 class TestUsrbioDoubleWithServer(Conformance):
     backend = "hf3fs"
-    options = {"client": "usrbio"}
+    options: ClassVar = {"client": "usrbio"}
