@@ -22,8 +22,9 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture
 def ask(engine, model):
-    def run(steps, backend=None, extra=None, timeout_s=280.0, **more):
+    def run(steps, backend=None, extra=None, *, timeout_s=280.0, weights=None, model=model, **more):
         wanted = {"model": model, "backend": backend, "extra": extra or {}, "steps": steps}
+        wanted |= {"weights": weights} if weights else {}
         return json.loads(engine("cpu_engine.py", json.dumps(wanted), timeout_s=timeout_s, **more))
 
     return run
@@ -65,3 +66,15 @@ def test_every_request_is_answered_right_whatever_the_store_does_and_the_cache_c
     assert during == dict.fromkeys(faults, 0) | {"full": FULL_PAGES}
     assert after == dict.fromkeys(faults, FULL_PAGES)
     assert max(answer["seconds"] for answer in answers[1::2]) < 10
+
+
+@pytest.mark.slow
+def test_after_a_weight_update_no_page_of_the_old_weights_is_served(ask, tmp_path):
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    extra = {"options": {"root": str(tmp_path / "kv")}}
+    steps = [{}, AGAIN, {"update": new}, AGAIN, {"update": old}]
+    answers = ask(steps, "hicache.file", extra, weights={old: 1, new: 2}, model=old)
+    assert [answer["storage"] for answer in answers] == [0, FULL_PAGES, 0, FULL_PAGES, FULL_PAGES]
+    ids = [answer["ids"] for answer in answers]
+    assert ids[0] == ids[1] == ids[4]
+    assert ids[2] == ids[3] != ids[0]

@@ -20,10 +20,13 @@ SLICE = (
     "dsa page_first",
     "mla_mamba page_first_direct",
     "two ranks",
+    "others",
 )
 
 
 def verdict(name: str, outcome: str) -> bool:
+    if name.startswith("others"):
+        return outcome == "ok (generic_page_get)"
     if name.startswith("asymmetric") and name.endswith("generic"):
         return outcome.startswith("PoolRefused") and REFUSED in outcome
     way = name.rpartition(" ")[2]
@@ -32,12 +35,12 @@ def verdict(name: str, outcome: str) -> bool:
 
 def test_pools_of_each_family_come_back_byte_for_byte(engine):
     found = json.loads(engine("tree_cases.py", *SLICE))
-    assert len(found) == 3 * len(SLICE)
+    assert len(found) == 3 * (len(SLICE) - 1) + 2
     assert {name: outcome for name, outcome in found.items() if not verdict(name, outcome)} == {}
 
 
 @pytest.mark.slow
 def test_every_pool_and_layout_comes_back_byte_for_byte(engine):
     found = json.loads(engine("tree_cases.py"))
-    assert len(found) == 3 * 17
+    assert len(found) == 3 * 17 + 2
     assert {name: outcome for name, outcome in found.items() if not verdict(name, outcome)} == {}

@@ -5,7 +5,9 @@
 Runs the steps in order and prints one JSON object a step, with the ids and how many
 tokens came from storage. A step is ``{}`` (generate), or has ``flush`` (flush the
 device and host caches first), ``write`` (path and text: makes a store misbehave),
-``until_storage`` (again and again, until storage is used).
+``until_storage`` (again and again, until storage is used), ``update`` (replace the
+weights from this folder first). ``weights`` maps folders of models to seeds: real
+safetensors files are written there, instead of weights made up from the config.
 """
 
 from __future__ import annotations
@@ -33,6 +35,32 @@ def make_model(folder: Path) -> Path:
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def make_weights(folder: Path, seed: int) -> None:
+    """Write random weights for make_model's config."""
+    import torch
+    from safetensors.torch import save_file
+
+    make_model(folder)
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Any:
+        return (torch.randn(shape, generator=generator) * 0.2).to(torch.bfloat16)
+
+    weights = {"model.embed_tokens.weight": random(256, 64), "lm_head.weight": random(256, 64)}
+    weights["model.norm.weight"] = torch.ones(64, dtype=torch.bfloat16)
+    for layer in range(2):
+        prefix = f"model.layers.{layer}"
+        for name, shape in {
+            "self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64), "self_attn.v_proj": (32, 64),
+            "self_attn.o_proj": (64, 64), "mlp.gate_proj": (128, 64), "mlp.up_proj": (128, 64),
+            "mlp.down_proj": (64, 128),
+        }.items():  # fmt: skip
+            weights[f"{prefix}.{name}.weight"] = random(*shape)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{prefix}.{name}.weight"] = torch.ones(64, dtype=torch.bfloat16)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
 def arguments(model: str, backend: str | None, extra: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -78,6 +106,11 @@ def take(engine: Any, step: dict[str, Any], settle_s: float) -> dict[str, Any]:
     """Do one step; waits first, so that the backup of what came before is done."""
     for path, text in step.get("write", {}).items():
         Path(path).write_text(text)
+    if "update" in step:
+        threading.Event().wait(settle_s)
+        success, message, *_ = engine.update_weights_from_disk(step["update"])
+        if not success:
+            raise RuntimeError(message)
     deadline = time.monotonic() + step.get("until_storage", 0)
     while True:
         if step.get("flush"):
@@ -92,7 +125,11 @@ def main() -> None:
     import sglang
 
     wanted = json.loads(sys.argv[1])
-    engine = sglang.Engine(**arguments(wanted["model"], wanted.get("backend"), wanted.get("extra", {})))
+    for folder, seed in wanted.get("weights", {}).items():
+        make_weights(Path(folder), seed)
+    more = {"load_format": "auto"} if "weights" in wanted else {}
+    chosen = arguments(wanted["model"], wanted.get("backend"), wanted.get("extra", {}), **more)
+    engine = sglang.Engine(**chosen)
     settle_s = wanted.get("settle_s", 0.7)
     answers = [take(engine, step, settle_s) for step in wanted.get("steps", [{}])]
     threading.Event().wait(settle_s)

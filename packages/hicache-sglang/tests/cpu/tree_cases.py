@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import tempfile
 
 import sgl_toy
 import trees
@@ -48,6 +49,12 @@ def main() -> None:
     for way, (backend, extra) in WAYS.items():
         if not wanted or "two ranks" in wanted:
             found[f"two ranks {way}"] = one(trees.two_ranks, "page_first_direct", backend, extra)
+    if not wanted or "others" in wanted:
+        theirs = {"backend_name": "theirs", "module_path": "sgl_theirs", "class_name": "TheirStore"}
+        found["others dynamic"] = one(trees.life, "mha", "page_first", "dynamic", theirs)
+        with tempfile.TemporaryDirectory() as folder:
+            built_in = {"file_storage_path": folder}
+            found["others file"] = one(trees.life, "mha", "page_first", "file", built_in)
     sys.stdout.write("RESULT " + json.dumps(found) + "\n")
 
 
