@@ -30,9 +30,11 @@ the two sets of calls for KV pages; a cell is `ok` where every page came back by
 page was touched.
 """
 POOLS_TEXT = """SGLang 0.5.23, its real UnifiedRadixCache and HybridCacheController on a CPU: a prefix is
-inserted, backed up to storage, thrown away with its tree and pools, prefetched by fresh ones, loaded back, and compared
-byte for byte. `generic` and `zero-copy`: `dynamic` without and with `interface_v1`; `plugin`: by name.
+inserted, backed up to storage, thrown away with its tree and pools, prefetched by fresh ones, loaded back,
+and compared byte for byte. `generic` and `zero-copy`: `dynamic` without and with `interface_v1`; `plugin`:
+by name.
 """
+SIDECARS = ("nvfp4 page_first", "nvfp4 layer_first", "mamba", "mamba side states")
 NOTE = "Written by `.ci/env/sglang docs` from what its run saw; not by hand.\n"
 
 
@@ -81,6 +83,8 @@ def pools() -> str:
         table(
             ["pool and layout", *ways], [[case, *(row[way] for way in ways)] for case, row in rows.items()]
         ),
+        "\nSidecar pools of other models, through the adapter alone (`direct`: in place; `flat`: copied):\n",
+        table(["pool", "outcome"], [[name, others[name]] for name in SIDECARS]),
         "\nRefused at attach, with the reason:\n",
         table(["pool", "reason"], [[name, others[name]] for name in ("envelope", "interleaved")]),
         "\nDeepSeek V4, whose KV pool is a logical anchor without bytes, over its real page-row pools: "

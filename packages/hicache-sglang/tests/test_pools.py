@@ -29,3 +29,20 @@ def test_page_rows_are_whole_though_their_size_per_token_is_a_rows(found):
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])
 def test_a_logical_anchor_is_present_where_its_sidecars_are(found, layout):
     assert found[f"anchor {layout}"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("pool", "outcome"),
+    [
+        ("nvfp4 page_first", "ok (direct)"),
+        ("nvfp4 layer_first", "ok (flat)"),
+        ("mamba", "ok (direct)"),
+        ("mamba side states", "ok (flat)"),
+    ],
+)
+def test_sidecars_come_back_whole_with_scales_and_side_states(found, pool, outcome):
+    assert found[pool] == outcome
+
+
+def test_stats_are_sglangs_own(found):
+    assert found["metrics"] == "StorageMetrics [2] [2]"

@@ -14,6 +14,7 @@ import torch
 
 cpu_copies.apply()
 
+from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo, PageRowBufferInfo  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
     HiCacheStorageConfig,
     PoolHitPolicy,
@@ -22,6 +23,8 @@ from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
 )
 from sglang.srt.mem_cache.memory_pool_host import DeepSeekV4PagedHostPool, LogicalHostPool  # noqa: E402
 from sglang.srt.mem_cache.page_interleave import PageInterleavePlacement, PageShardSpec  # noqa: E402
+from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost  # noqa: E402
+from sglang.srt.mem_cache.pool_host.minimax_m3_nvfp4 import MiniMaxM3Nvfp4IndexKPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.page_interleave import PageInterleaveHostPool  # noqa: E402
 from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool  # noqa: E402
 
@@ -68,10 +71,10 @@ def interleaved() -> Any:
     return PageInterleaveHostPool(deepseek("page_first"), PageInterleavePlacement(spec))
 
 
-def attach(kv: Any, *, is_mla: bool = True) -> HiCacheSGLang:
+def attach(kv: Any, *, is_mla: bool = True, metered: bool = False) -> HiCacheSGLang:
     config = HiCacheStorageConfig(
         tp_rank=0, tp_size=1, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=is_mla,
-        enable_storage_metrics=False, is_page_first_layout=True, model_name="m", extra_config=dict(EXTRA),
+        enable_storage_metrics=metered, is_page_first_layout=True, model_name="m", extra_config=dict(EXTRA),
     )  # fmt: skip
     backend = HiCacheSGLang(config, {})
     backend.register_mem_pool_host(kv)
@@ -128,6 +131,72 @@ def logical_anchor(layout: str) -> str:
     return "ok" if good else f"FAILED: {empty} {stored} {anchored} {hit} {loaded} {kv}"
 
 
+def nvfp4(layout: str) -> Any:
+    """MiniMax index keys: page rows with payload and scales together."""
+    slab = torch.zeros(2, PAGES, ROW, dtype=torch.uint8)
+    info = PageRowBufferInfo(slab=slab, rows=tuple(slab), row_bytes=ROW, page_size=PAGE, num_pages=PAGES)
+    anchor = types.SimpleNamespace(page_size=PAGE, size=PAGES * PAGE, page_num=PAGES)
+    return MiniMaxM3Nvfp4IndexKPoolHost(info, anchor, layout, pin_memory=False, start_layer=0, end_layer=2)
+
+
+def mamba(*, side_states: bool) -> Any:
+    """Mamba slots, with side states of their own element size where asked for."""
+    slots = 5
+    extra = (torch.zeros(slots, 3, dtype=torch.int32),) if side_states else ()
+    info = MambaStateBufferInfo(
+        conv=(torch.zeros(2, slots, 4, 3, dtype=torch.bfloat16),),
+        temporal=torch.zeros(2, slots, 2, 4, dtype=torch.float32),
+        extra_checkpoint_buffers=extra,
+    )
+    return MambaPoolHost(info, 2.0, 0, device_capacity=slots, layout="page_first_direct")
+
+
+def sidecar(pool: Any, name: PoolName) -> str:
+    """Store a pool's pages, overwrite them, read them back: the way chosen, and whether every byte is there."""
+    sgl_toy.STORE.clear()
+    backend = attach(deepseek("page_first"), is_mla=False)
+    backend.register_mem_host_pool_v2(pool, name)
+    tokens, keys = pool.page_size, [f"{n:064x}" for n in range(3)]
+    at = torch.arange(3 * tokens)
+
+    def fill(value: int | None) -> list[bytes]:
+        for page in range(3):
+            flat = pool.get_dummy_flat_data_page()
+            raw = flat.view(torch.uint8)
+            raw.copy_(
+                torch.randint(0, 256, raw.shape, dtype=torch.uint8)
+                if value is None
+                else raw.new_full((), value)
+            )
+            pool.set_from_flat_data_page(page * tokens, flat)
+        return flats()
+
+    def flats() -> list[bytes]:
+        return [
+            pool.get_data_page(n * tokens, flat=True).view(torch.uint8).numpy().tobytes() for n in range(3)
+        ]
+
+    wanted = fill(None)
+    stored = backend.batch_set_v2([PoolTransfer(name=name, host_indices=at, keys=keys)])
+    fill(7)
+    loaded = backend.batch_get_v2([PoolTransfer(name=name, host_indices=at, keys=keys)])
+    kind = geometry_of(pool).kind
+    backend.close()
+    good = stored == loaded == {name: [True] * 3} and flats() == wanted
+    return f"ok ({kind})" if good else f"FAILED: {stored} {loaded} {kind}"
+
+
+def metrics() -> str:
+    """What get_stats gives to SGLang's own collector."""
+    backend = attach(deepseek("page_first"), metered=True)
+    keys, at = [f"{n:064x}" for n in range(2)], torch.arange(2 * PAGE)
+    backend.batch_set_v1(keys, at)
+    backend.batch_get_v1(keys, at)
+    stats = backend.get_stats()
+    backend.close()
+    return f"{type(stats).__name__} {stats.backup_pgs} {stats.prefetch_pgs}"
+
+
 def main() -> None:
     logging.disable(logging.CRITICAL)
     found = {
@@ -137,6 +206,11 @@ def main() -> None:
             len(geometry_of(deepseek(layout)).segments) for layout in ("layer_first", "page_first")
         ],
         "deepseek bytes": geometry_of(deepseek("page_first")).page_nbytes,
+        "nvfp4 layer_first": sidecar(nvfp4("layer_first"), PoolName.INDEXER),
+        "nvfp4 page_first": sidecar(nvfp4("page_first"), PoolName.INDEXER),
+        "mamba": sidecar(mamba(side_states=False), PoolName.MAMBA),
+        "mamba side states": sidecar(mamba(side_states=True), PoolName.MAMBA),
+        "metrics": metrics(),
         "anchor layer_first": logical_anchor("layer_first"),
         "anchor page_first": logical_anchor("page_first"),
         "anchor page_first_direct": logical_anchor("page_first_direct"),
