@@ -33,6 +33,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -300,6 +301,7 @@ class PagesOf:
         return self._half
 
 
+@cache
 def light_sglang() -> tuple[Any, Any]:
     """Import the class without the GPU side of its package."""
     found = importlib.util.find_spec("sglang")
