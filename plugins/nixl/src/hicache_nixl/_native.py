@@ -156,7 +156,7 @@ class Agent:
         return self._name
 
     def register_pools(self, kind: str, regions: Iterable[Region]) -> None:
-        """Make exactly these disjoint regions of DRAM or VRAM known; those that are known already are kept."""
+        """Make exactly these disjoint regions of DRAM or VRAM known; known ones are kept."""
         known = self._regions.setdefault(kind, {})
         wanted = set(regions)
         for region in [region for region in known if region not in wanted]:
@@ -202,7 +202,7 @@ class Agent:
             raise TransferFailed(f"{type(error).__name__}: {error}") from error
 
     def next_objects(self, count: int) -> int:
-        """Give the first of ``count`` device numbers that this agent has not used: NIXL finds objects by them."""
+        """Give the first of ``count`` device numbers not used yet: NIXL finds objects by them."""
         first, self._next_object = self._next_object, self._next_object + count
         return first
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hicache_core.errors import BackendTimeout, BackendUnavailable, StorageClosed
 from hicache_core.memory import HostPool
-
 from hicache_nixl._native import Agent, Region, Transfer
 
 #: Agents kept for later calls; each holds a kernel queue and its list of requests.
@@ -83,7 +82,9 @@ class Agents:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise BackendTimeout(
-                        "all agents of 'nixl' are in use", value=f"{MAX_AGENTS} calls", remedy="Raise timeout_s."
+                        "all agents of 'nixl' are in use",
+                        value=f"{MAX_AGENTS} calls",
+                        remedy="Raise timeout_s.",
                     )
                 self._changed.wait(left)
             regions = self._regions

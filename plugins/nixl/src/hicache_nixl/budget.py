@@ -1,4 +1,4 @@
-"""A byte budget over all pages of a store, shared by its processes, kept by removing what was used least recently.
+"""A byte budget over all pages of a store, shared by its processes, kept by removing the least recently used.
 
 The first folder holds a small file: the capacity and the bytes of each fan. It
 changes under flock only. A set reserves its bytes before it writes a page, and
@@ -23,13 +23,12 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from hicache_core.errors import BackendIncompatible, BackendTimeout
-
 from hicache_nixl._native import note
 from hicache_nixl.folders import FANS, Folders
 
 FILE_NAME = "hicache-nixl.budget"
 
-#: Pages a scan looks at, unless the store has fewer: 0.2 s of stat calls, spread over the evictions that follow.
+#: Pages a scan looks at, where the store has as many: 0.2 s, spread over the evictions that follow.
 SAMPLE = 65_536
 
 _HEADER = struct.Struct("<8sIIq")
@@ -128,7 +127,7 @@ class Budget:
             if len(header) < _HEADER.size:  # new, or its maker died before the first write
                 if capacity is None:
                     return False
-                sums = array("q", [sum(entry.nbytes for entry in self._folders.fan(fan)) for fan in range(FANS)])
+                sums = array("q", map(self._folders.fan_nbytes, range(FANS)))
                 os.pwrite(self._descriptor, sums.tobytes(), _HEADER.size)
                 header = b""
             else:
@@ -136,7 +135,7 @@ class Budget:
                 if capacity is None or capacity == kept:
                     self._capacity = kept
                     return True
-                note("nixl: capacity of %s changes from %d to %d bytes", self._folders.folders[0], kept, capacity)
+                note("nixl: the capacity in %s changes from %d to %d bytes", self._path, kept, capacity)
             os.pwrite(self._descriptor, _HEADER.pack(_MAGIC, _VERSION, 0, capacity), 0)
             self._capacity = capacity
             return True
@@ -196,7 +195,7 @@ class Budget:
         )
 
     def _make_room(self, table: array[int], needed: int, deadline: float) -> None:
-        """Remove the least recently used pages until ``needed`` bytes are free, or nothing more can be removed."""
+        """Remove the least recently used pages until ``needed`` bytes are free, or no more can be."""
         idle_scans = 0
         while self._capacity - sum(table) < needed and time.monotonic() < deadline:
             if not self._queue:
@@ -215,7 +214,7 @@ class Budget:
             idle_scans = 0
 
     def _scan(self, table: array[int]) -> bool:
-        """Queue victims, oldest last; correct the numbers of the fans that were looked at. False: nothing found."""
+        """Queue victims, oldest last; correct the numbers of the fans looked at. False: nothing found."""
         seen: list[tuple[int, int, str, int]] = []
         looked = 0
         while looked < FANS and len(seen) < SAMPLE:

@@ -12,18 +12,23 @@ from dataclasses import dataclass
 
 from hicache_core import HostPool
 from hicache_core.errors import InvalidOptions
-
 from hicache_nixl.folders import file_system_of
 from hicache_nixl.options import NixlOptions
 
 #: What each plugin takes in ``engine``, beyond what our own options set.
-#: Source: nixl 1.5.1, get_plugin_params (POSIX, GDS, GDS_MT) and src/plugins/obj/README.md (OBJ declares none).
+#: Source: nixl 1.5.1, get_plugin_params; OBJ declares none, so src/plugins/obj/README.md.
 KNOWN_PARAMETERS = {
     "POSIX": {"kernel_queue_size"},
     "GDS": {"batch_pool_size", "batch_limit", "max_request_size"},
     "GDS_MT": {"thread_count"},
     "HF3FS": {"mem_config", "iopool_size"},
-    "OBJ": {"num_threads", "crtMinLimit", "throughput_target_gbps", "resp_checksum", "use_virtual_addressing"},
+    "OBJ": {
+        "num_threads",
+        "crtMinLimit",
+        "throughput_target_gbps",
+        "resp_checksum",
+        "use_virtual_addressing",
+    },
 }
 
 

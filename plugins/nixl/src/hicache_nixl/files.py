@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hicache_core import HostPool, Pages, Status, Usage
 from hicache_core.errors import BackendTimeout, BackendUnavailable, StorageClosed
-
 from hicache_nixl._native import Agent
 from hicache_nixl.agents import Agents
 from hicache_nixl.budget import Budget
-from hicache_nixl.filemoves import Mover, Moving
-from hicache_nixl.folders import FANS, Folders, fan_of, status_of, unlink
+from hicache_nixl.filemoves import MAX_OPEN, Mover
+from hicache_nixl.folders import FANS, Entry, Folders, fan_of, status_of, unlink
 from hicache_nixl.lanes import Lanes
-from hicache_nixl.trailer import TRAILER_NBYTES, padded_nbytes, plain_nbytes
+from hicache_nixl.places import Moving, OnePage
+from hicache_nixl.trailer import BLOCK_NBYTES, TRAILER_NBYTES, stored_page_nbytes
 
 _OK, _MISS = Status.OK, Status.MISS
 _OPEN_TO_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -54,52 +54,51 @@ class FileStore:
 
     def contains(self, keys: Sequence[str], deadline: float) -> list[Status]:
         """Look at each file's size; open one only where the size is not what its component has."""
-        path, stat, sizes = self._folders.path, os.stat, self._sizes()
-        statuses = []
-        for key in keys:
-            place = path(key)
-            try:
-                nbytes = stat(place, follow_symlinks=False).st_size
-            except OSError as error:
-                statuses.append(status_of(error))
-                continue
-            wanted = sizes.get(key.rpartition(".")[2])
-            good = wanted is not None and nbytes in wanted and not self._mover.is_bad(place)
-            statuses.append(_OK if good else self._closer_look(key, place))
-        return statuses
+        path, wanted = self._folders.path, self._page_nbytes.get
+        return [self._look(key, path(key), wanted(key.rpartition(".")[2])) for key in keys]
 
     def get(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
         """Read pages; statuses by position."""
-        batch = Moving(keys, locs, deadline)
-        self._move(range(len(keys)), batch, self._mover.get)
+        batch = Moving(keys, locs, deadline, direct=self._mover.direct)
+        size = self._mover.pages_a_chunk(locs)
+        for start in range(0, len(keys), MAX_OPEN):
+            pages = self._mover.open(batch, range(start, min(start + MAX_OPEN, len(keys))))
+            try:
+                self._move(pages, batch, size, self._mover.read)
+                self._mover.judge(batch, pages)
+            finally:
+                self._mover.close(pages)
+        batch.settle(range(len(keys)))
         if self._budget is not None:
             self._mark(key for key, status in zip(keys, batch.statuses, strict=True) if status is _OK)
         return batch.statuses
 
     def set(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
         """Write the pages that are not there yet; statuses by position."""
-        batch = Moving(keys, locs, deadline)
+        batch = Moving(keys, locs, deadline, direct=self._mover.direct)
         statuses = batch.statuses
         first_of: dict[str, int] = {}
         absent = []
-        wanted = (plain_nbytes(locs.nbytes), padded_nbytes(locs.nbytes))
         for position, key in enumerate(keys):
             if first_of.setdefault(key, position) != position:
                 continue
-            place = self._folders.path(key)
-            try:
-                nbytes = os.stat(place, follow_symlinks=False).st_size
-            except OSError:
-                absent.append(position)
-                continue
-            if nbytes in wanted and not self._mover.is_bad(place):
+            if self._look(key, self._folders.path(key), locs.nbytes) is _OK:
                 statuses[position] = _OK
             else:
                 absent.append(position)
         if self._budget is not None:
             self._mark(key for key, position in first_of.items() if statuses[position] is _OK)
             absent = self._reserved(self._budget, absent, batch)
-        self._move(absent, batch, self._mover.set)
+        size = self._mover.pages_a_chunk(locs)
+        for start in range(0, len(absent), MAX_OPEN):
+            if time.monotonic() > batch.deadline:
+                break
+            pages = self._mover.make(batch, absent[start : start + MAX_OPEN])
+            try:
+                self._move(pages, batch, size, self._mover.write)
+            finally:
+                self._mover.publish(batch, pages)
+        batch.settle(absent)
         if self._budget is not None:
             self._return([p for p in absent if statuses[p] is not _OK], batch)
         if len(first_of) != len(keys):
@@ -158,8 +157,7 @@ class FileStore:
         pages = nbytes = 0
         for _, entry in self._folders.own():
             pages += 1
-            known = self._page_nbytes.get(entry.path.rpartition(".")[2])
-            nbytes += entry.nbytes - TRAILER_NBYTES if known is None else known
+            nbytes += self._page_nbytes.get(entry.path.rpartition(".")[2]) or stored_nbytes(entry)
         if self._budget is None:
             return Usage(pages, nbytes, self._folders.store_nbytes(), None)
         return Usage(pages, nbytes, self._budget.used(deadline), self._budget.capacity)
@@ -177,44 +175,50 @@ class FileStore:
         if self._budget is not None:
             self._budget.abandon_in_child()
 
-    def _move(self, positions: Sequence[int], batch: Moving, verb: Callable[[Agent, Moving, Sequence[int]], None]) -> None:
-        """Move pages in chunks over the lanes; what is not begun by the deadline is TIMEOUT."""
-        size = self._mover.pages_a_chunk(batch.locs)
-        chunks = [positions[start : start + size] for start in range(0, len(positions), size)]
+    def _move(
+        self,
+        pages: Sequence[OnePage],
+        batch: Moving,
+        size: int,
+        verb: Callable[[Agent, Moving, Sequence[OnePage]], None],
+    ) -> None:
+        """Move pages in chunks over the lanes; what is not begun by the deadline stays SKIPPED."""
+        chunks = [pages[start : start + size] for start in range(0, len(pages), size)]
 
-        def drain(shared: Iterator[Sequence[int]]) -> None:
+        def drain(shared: Iterator[Sequence[OnePage]]) -> None:
             agent: Agent | None = None
             try:
                 for chunk in shared:
+                    if time.monotonic() > batch.deadline:
+                        return
                     if agent is not None and agent.spent:
                         agent = self._agents.give(agent)
-                    trouble = Status.TIMEOUT if time.monotonic() > batch.deadline else None
-                    if trouble is None and agent is None:
-                        agent, trouble = self._borrow(batch.deadline)
-                    if agent is None or trouble is not None:
-                        batch.fill(chunk, trouble or Status.UNAVAILABLE)
-                    else:
-                        verb(agent, batch, chunk)
+                    if agent is None:
+                        agent = self._agents.take(batch.deadline)
+                    verb(agent, batch, chunk)
+            except BackendTimeout:
+                return
+            except (BackendUnavailable, StorageClosed):
+                batch.trouble = Status.UNAVAILABLE
             finally:
                 if agent is not None:
                     self._agents.give(agent)
 
-        self._lanes.run(chunks, drain, len(positions) * batch.locs.nbytes)
+        self._lanes.run(chunks, drain, len(pages) * batch.nbytes)
 
-    def _borrow(self, deadline: float) -> tuple[Agent | None, Status | None]:
+    def _look(self, key: str, place: str, wanted: int | None) -> Status:
+        """Judge a file by its size; by its trailer where the size tells nothing."""
+        if not os.access(place, os.F_OK):  # a third of what a failing stat costs
+            return _MISS
         try:
-            return self._agents.take(deadline), None
-        except BackendTimeout:
-            return None, Status.TIMEOUT
-        except (BackendUnavailable, StorageClosed):
-            return None, Status.UNAVAILABLE
+            nbytes = os.stat(place, follow_symlinks=False).st_size
+        except OSError as error:
+            return status_of(error)
+        if wanted is not None and nbytes == wanted + TRAILER_NBYTES and not self._mover.is_bad(place):
+            return _OK
+        return self._closer_look(key, place, wanted)
 
-    def _sizes(self) -> dict[str, tuple[int, int]]:
-        return {key: (plain_nbytes(n), padded_nbytes(n)) for key, n in self._page_nbytes.items()}
-
-    def _closer_look(self, key: str, place: str) -> Status:
-        """Judge a file whose size tells nothing by its trailer."""
-        wanted = self._page_nbytes.get(key.rpartition(".")[2])
+    def _closer_look(self, key: str, place: str, wanted: int | None) -> Status:
         try:
             descriptor = os.open(place, _OPEN_TO_LOOK)
         except OSError as error:
@@ -228,7 +232,7 @@ class FileStore:
 
     def _reserved(self, budget: Budget, absent: list[int], batch: Moving) -> list[int]:
         """Reserve bytes for pages; those that do not fit are NO_SPACE."""
-        nbytes = self._mover.file_nbytes(batch.locs)
+        nbytes = self._mover.file_nbytes(batch.nbytes)
         try:
             fitting = budget.reserve([(fan_of(batch.keys[p]), nbytes) for p in absent], batch.deadline)
         except BackendTimeout:
@@ -238,7 +242,7 @@ class FileStore:
         return absent[:fitting]
 
     def _return(self, positions: list[int], batch: Moving) -> None:
-        nbytes = self._mover.file_nbytes(batch.locs)
+        nbytes = self._mover.file_nbytes(batch.nbytes)
         self._release([(fan_of(batch.keys[p]), nbytes) for p in positions], batch.deadline)
 
     def _release(self, freed: list[tuple[int, int]], deadline: float) -> None:
@@ -253,3 +257,15 @@ class FileStore:
         for key in keys:
             with contextlib.suppress(OSError):
                 os.utime(path(key), ns=(now, now), follow_symlinks=False)
+
+
+def stored_nbytes(entry: Entry) -> int:
+    """Give the size of the page in a file; a padded one is opened for it."""
+    if entry.nbytes % BLOCK_NBYTES:
+        return max(0, entry.nbytes - TRAILER_NBYTES)
+    try:
+        with open(entry.path, "rb") as file:
+            file.seek(max(0, entry.nbytes - TRAILER_NBYTES))
+            return stored_page_nbytes(file.read(TRAILER_NBYTES)) or 0
+    except OSError:
+        return 0

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import xxhash
+
 from hicache_core import Namespace, Status
 from hicache_core.errors import BackendIncompatible, BackendUnavailable
 
@@ -139,13 +140,18 @@ class Folders:
 
     def store_nbytes(self) -> int:
         """Sum the pages of all namespaces."""
-        return sum(entry.nbytes for fan in range(FANS) for entry in self.fan(fan))
+        return sum(map(self.fan_nbytes, range(FANS)))
+
+    def fan_nbytes(self, fan: int) -> int:
+        """Sum the pages of one fan of all namespaces."""
+        return sum(entry.nbytes for entry in self.fan(fan))
 
     @staticmethod
     def _namespaces(folder: str) -> list[str]:
         try:
             with os.scandir(folder) as found:
-                return [e.name for e in found if _NAMESPACE.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+                inside = [each for each in found if each.is_dir(follow_symlinks=False)]
+                return [each.name for each in inside if _NAMESPACE.fullmatch(each.name)]
         except OSError:
             return []
 

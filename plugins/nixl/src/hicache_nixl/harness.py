@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+
 from hicache_conformance.harness import BaseHarness, Damage, HarnessError
 from hicache_core import HiCacheError, Namespace
-
 from hicache_nixl.seaweed import ACCESS_KEY, BUCKET, SECRET_KEY, Seaweed, SeaweedError, program
 
 _TRAILER_NBYTES = 64
@@ -190,6 +190,6 @@ class ObjectHarness(NixlHarness):
 
 
 def _trailer(qualified_key: str, page: bytes) -> bytes:
-    head = struct.pack("<8sHHIQ", b"HICNIXL\n", 1, 1, 0, len(page))
-    head += xxhash.xxh3_128_digest(qualified_key.encode()) + xxhash.xxh3_128_digest(page)
-    return head + struct.pack("<Q", xxhash.xxh3_64_intdigest(head))
+    head = struct.pack("<8sHHIQ", b"HICNIXL\n", 1, 1, 0, len(page)) + xxhash.xxh3_128_digest(page)
+    word = xxhash.xxh3_64_intdigest(head + qualified_key.encode())
+    return head + struct.pack(">Q", word) + bytes(16)

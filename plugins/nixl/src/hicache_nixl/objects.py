@@ -14,13 +14,12 @@ then; a server that refuses connections is found out at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from hicache_core import HostPool, Namespace, Pages, Status, Usage
 from hicache_core.errors import BackendTimeout, BackendUnavailable, StorageClosed
-
 from hicache_nixl._native import Agent, Scratch, Transfer, TransferFailed
 from hicache_nixl.agents import Agents
 from hicache_nixl.options import NixlOptions
@@ -34,7 +33,7 @@ WORKERS = 8
 #: Keys a look asks for before it decides whether a prefix goes on.
 LOOK_AHEAD = 32
 MAX_BAD = 65_536
-#: Gets of an object that S3 says is there, before it is called damaged or unreadable: others may set and remove it.
+#: Gets of an object that S3 says is there before it is called damaged: others may set and remove it.
 ATTEMPTS = 3
 
 #: How long a transfer may be silent before S3 is asked whether it is there at all.
@@ -215,7 +214,7 @@ class ObjectStore:
         deadline: float,
         move: Callable[[Agent, Scratch, Sequence[int], list[Status], float], bool],
     ) -> None:
-        """Move pages as many at a time as private memory holds; what was not begun has the last trouble's status."""
+        """Move as many pages at a time as private memory holds; the rest has the last trouble as status."""
         nbytes = plain_nbytes(locs.nbytes)
         size = max(1, min(self._most, self._staging_nbytes // nbytes))
         for start in range(0, len(positions), size):
@@ -250,7 +249,9 @@ class ObjectStore:
         for slot in range(len(part)):
             end = (slot + 1) * stride
             memory.view[end - TRAILER_NBYTES : end] = bytes(TRAILER_NBYTES)  # stale ones would be believed
-        failed, late = self._transfer(agent, "READ", [self._name(keys[p]) for p in part], memory, stride, deadline)
+        failed, late = self._transfer(
+            agent, "READ", [self._name(keys[p]) for p in part], memory, stride, deadline
+        )
         for slot, position in enumerate(part):
             if slot in late:
                 statuses[position] = late[slot]
@@ -315,7 +316,7 @@ class ObjectStore:
     def _transfer(
         self, agent: Agent, verb: str, names: Sequence[str], memory: Scratch, stride: int, deadline: float
     ) -> tuple[set[int], dict[int, Status]]:
-        """Move objects, each in a transfer of its own: the slots that failed, and those that did not end in time."""
+        """Move objects, a transfer each: give the slots that failed, and those that did not end in time."""
         first = agent.next_objects(len(names))
         rows = [(0, stride, first + slot, name) for slot, name in enumerate(names)]
         running: dict[int, Transfer] = {}
@@ -377,7 +378,7 @@ class ObjectStore:
     # What NIXL does not tell.
 
     def _condemn(self, name: str, etag: str) -> None:
-        """Remember that a get has failed on this value, so that contains is not OK for it and a set replaces it."""
+        """Have contains deny, and a set replace, a value on which a get has failed."""
         if len(self._bad) >= MAX_BAD:
             self._bad.clear()
         self._bad[name] = etag

@@ -17,8 +17,9 @@ import re
 from typing import Literal
 from urllib.parse import urlsplit
 
-from hicache_core.options import Options, Size
 from pydantic import Field, SecretStr, field_validator, model_validator
+
+from hicache_core.options import Options, Size
 
 FILE_PLUGINS = ("POSIX", "GDS", "GDS_MT", "HF3FS")
 OBJECT_PLUGINS = ("OBJ",)
@@ -40,11 +41,12 @@ class NixlOptions(Options):
 
     plugin: Literal["auto", "POSIX", "GDS", "GDS_MT", "HF3FS", "OBJ"] = Field(
         default="auto",
-        description="NIXL's storage plugin. auto: OBJ with a bucket, HF3FS on a 3FS mount, GDS_MT or GDS where "
-        "a pool lies on a GPU, else POSIX; the choice and its reason are logged.",
+        description="NIXL storage plugin. auto: OBJ with a bucket, HF3FS on a 3FS mount, GDS_MT where a pool "
+        "lies on a GPU, else POSIX; the choice and its reason are logged.",
     )
     library: Literal["auto", "nixl_cu12", "nixl_cu13"] = Field(
-        default="auto", description="Which NIXL to import. auto: the one already imported, else cu12, else cu13."
+        default="auto",
+        description="Which NIXL to import. auto: the one imported already, else cu12, else 13.",
     )
     folders: tuple[str, ...] = Field(
         default=(),
@@ -53,8 +55,8 @@ class NixlOptions(Options):
     capacity: Size | None = Field(
         default=None,
         ge=MIN_CAPACITY_NBYTES,
-        description="Most bytes of all pages in the folders, of every process and namespace; the least recently "
-        "used go first. It is kept in the first folder: a new value replaces it, none keeps it.",
+        description="Most bytes of all pages in the folders, of every process and namespace; the least "
+        "recently used go first. It is kept in the first folder: a new value replaces it, none keeps it.",
     )
     checksum: bool = Field(
         default=True, description="Store a checksum (xxh3) with each page and verify it on every get."
@@ -65,7 +67,7 @@ class NixlOptions(Options):
     direct_io: bool = Field(
         default=False, description="Bypass the page cache (O_DIRECT); pages that are not aligned are copied."
     )
-    io: Literal["aio", "uring"] = Field(default="aio", description="How the POSIX plugin talks to the kernel.")
+    io: Literal["aio", "uring"] = Field(default="aio", description="How POSIX talks to the kernel.")
     bucket: str | None = Field(default=None, description="S3 bucket that holds the pages; it must exist.")
     prefix: str = Field(default="", description="What every object's key begins with, for example `kv/`.")
     endpoint: str | None = Field(
@@ -82,15 +84,15 @@ class NixlOptions(Options):
         default=4096,
         ge=MIN_IN_FLIGHT,
         le=MAX_IN_FLIGHT,
-        description="Most segments that one agent has in flight (NIXL's ios_pool_size); for objects, most requests.",
+        description="Most segments an agent has in flight (NIXL's ios_pool_size); for objects, requests.",
     )
     staging: Size = Field(
         default=32 << 20, ge=1 << 20, description="Private bytes a call takes at a time for objects."
     )
-    lanes: int = Field(default=2, ge=1, le=2, description="Threads, each with its agent, that move one batch.")
+    lanes: int = Field(default=2, ge=1, le=2, description="Threads, each with an agent, that move a batch.")
     engine: dict[str, str] = Field(
         default_factory=dict,
-        description="More parameters of the NIXL plugin, as text; refused when the plugin does not know them.",
+        description="More parameters of the NIXL plugin, as text; unknown ones are refused.",
     )
 
     @field_validator("folders", mode="before")
@@ -124,7 +126,8 @@ class NixlOptions(Options):
         if endpoint is None:
             return None
         parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.username:
+        odd = not parts.hostname or parts.path.strip("/") or parts.username
+        if odd or parts.scheme not in ("http", "https"):
             raise ValueError('an endpoint is http(s)://host[:port], for example "http://10.0.0.5:8333"')
         return endpoint.rstrip("/")
 
@@ -158,7 +161,7 @@ class NixlOptions(Options):
         if missing:
             raise ValueError(f"OBJ needs {', '.join(missing)}")
         if self.capacity is not None:
-            raise ValueError("capacity is for files; bound a bucket by a quota or lifecycle rule of its server")
+            raise ValueError("capacity is for files; bound a bucket by a quota or rule of its server")
 
     @property
     def keeps_objects(self) -> bool:

@@ -88,11 +88,13 @@ class Seaweed:
         if folder is None or weed is None:
             raise SeaweedError("start() was not called, or weed is not installed")
         arguments = [f"-{name}={port}" for name, port in self._ports.items()]
-        arguments += [f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-volume.max=20"]
+        arguments += [f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"]
         arguments += [f"-s3.config={folder / 's3.json'}", "-s3.port.iceberg=0", "-s3.port.lance=0"]
         arguments += [f"-filer.localSocket={folder / 'filer.sock'}", f"-s3.localSocket={folder / 's3.sock'}"]
-        arguments += ["-master.electionTimeout=1s", "-master.heartbeatInterval=100ms"]  # 17 s to restart otherwise
-        arguments += ["-master.volumeSizeLimitMB=64", "-master.telemetry=false", "-volume.minFreeSpace=100MiB"]
+        # A restart takes 17 s with the default time for an election.
+        arguments += ["-master.electionTimeout=1s", "-master.heartbeatInterval=100ms"]
+        arguments += ["-master.volumeSizeLimitMB=64", "-master.telemetry=false"]
+        arguments += ["-volume.max=20", "-volume.minFreeSpace=100MiB"]
         with open(folder / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [weed, "server", *arguments],

@@ -38,7 +38,5 @@ SPEC = BackendSpec(
         deadline="bounce",
         transport="file, S3",
     ),
-    requires=(
-        Requirement(module="nixl_cu12", pip="pip install 'hicache-nixl[cu12]'", versions=">=1.5.0"),
-    ),
+    requires=(Requirement(module="nixl_cu12", pip="pip install 'hicache-nixl[cu12]'", versions=">=1.5.0"),),
 )

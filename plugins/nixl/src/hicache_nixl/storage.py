@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 from hicache_core import HiCacheStorage, HiCacheStorageConfig, HostPool, Pages, Status, Usage
 from hicache_core.errors import BackendUnavailable, InvalidPages
-
 from hicache_nixl._native import Agent, load, note
 from hicache_nixl.agents import Agents
 from hicache_nixl.budget import Budget

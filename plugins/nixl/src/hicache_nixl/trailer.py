@@ -4,6 +4,12 @@ A page is stored as its bytes followed by 64 bytes that say what they should be.
 NIXL reports neither a short file (1.4) nor a short object (1.5.1) reliably, so
 nothing is believed that does not end in the right trailer.
 
+    magic 8 | version 2 | flags 2 | zero 4 | page bytes 8 | xxh3-128 of the page 16 | check word 8 | zero 16
+
+The check word is the xxh3-64 of the 40 bytes before it and of the qualified
+key, so that a value under a wrong name is found out. Flag 1: the checksum is
+one; without it it is zero.
+
 Files have one of two sizes. Plain: page, trailer. Padded, for O_DIRECT: page,
 zeros up to a whole block, and one block whose last 64 bytes are the trailer.
 Both end in the trailer, so a reader needs the size alone.
@@ -17,19 +23,20 @@ from enum import Enum
 
 import xxhash
 
-#: magic, format version, flags, reserved, page bytes, digest of the qualified key, page checksum, check word.
-_TRAILER = struct.Struct("<8sHHIQ16s16sQ")
+_HEAD = struct.Struct("<8sHHIQ")
 _MAGIC = b"HICNIXL\n"
 _VERSION = 1
 _HAS_CHECKSUM = 1
+_CHECKED_NBYTES = _HEAD.size + 16
+_WORD_END = _CHECKED_NBYTES + 8
 
-TRAILER_NBYTES = _TRAILER.size
+TRAILER_NBYTES = 64
 #: What O_DIRECT wants of addresses, offsets and sizes; 4 KiB satisfies every file system we know.
 BLOCK_NBYTES = 4096
 
 _NO_CHECKSUM = bytes(16)
-_key_digest = xxhash.xxh3_128_digest
-_check_word = xxhash.xxh3_64_intdigest
+_ZEROS = bytes(TRAILER_NBYTES - _WORD_END)
+_check_word = xxhash.xxh3_64_digest
 _checksum_of_one = xxhash.xxh3_128_digest
 
 
@@ -48,7 +55,12 @@ def plain_nbytes(page_nbytes: int) -> int:
 
 def padded_nbytes(page_nbytes: int) -> int:
     """Size of a padded file."""
-    return -(-page_nbytes // BLOCK_NBYTES) * BLOCK_NBYTES + BLOCK_NBYTES
+    return rounded(page_nbytes) + BLOCK_NBYTES
+
+
+def rounded(nbytes: int) -> int:
+    """Round up to whole blocks."""
+    return -(-nbytes // BLOCK_NBYTES) * BLOCK_NBYTES
 
 
 def checksum(segments: Sequence[memoryview]) -> bytes:
@@ -63,17 +75,9 @@ def checksum(segments: Sequence[memoryview]) -> bytes:
 
 def pack(qualified_key: str, page_nbytes: int, page_checksum: bytes | None) -> bytes:
     """Make the trailer of a page; without a checksum where none was computed."""
-    head = _TRAILER.pack(
-        _MAGIC,
-        _VERSION,
-        0 if page_checksum is None else _HAS_CHECKSUM,
-        0,
-        page_nbytes,
-        _key_digest(qualified_key.encode()),
-        _NO_CHECKSUM if page_checksum is None else page_checksum,
-        0,
-    )
-    return head[:-8] + _check_word(head[:-8]).to_bytes(8, "little")
+    flags, value = (0, _NO_CHECKSUM) if page_checksum is None else (_HAS_CHECKSUM, page_checksum)
+    checked = _HEAD.pack(_MAGIC, _VERSION, flags, 0, page_nbytes) + value
+    return checked + _check_word(checked + qualified_key.encode()) + _ZEROS
 
 
 def examine(trailer: bytes, qualified_key: str, page_nbytes: int | None) -> tuple[Verdict, bytes | None]:
@@ -82,21 +86,20 @@ def examine(trailer: bytes, qualified_key: str, page_nbytes: int | None) -> tupl
     Args:
         page_nbytes: the size that is wanted, None for any.
     """
-    if len(trailer) != TRAILER_NBYTES:
+    checked = trailer[:_CHECKED_NBYTES]
+    if trailer[_CHECKED_NBYTES:] != _check_word(checked + qualified_key.encode()) + _ZEROS:
         return Verdict.DAMAGED, None
-    magic, version, flags, _, nbytes, digest, page_checksum, word = _TRAILER.unpack(trailer)
-    if magic != _MAGIC or version != _VERSION or word != _check_word(trailer[:-8]):
-        return Verdict.DAMAGED, None
-    if digest != _key_digest(qualified_key.encode()):
+    magic, version, flags, _, nbytes = _HEAD.unpack_from(trailer)
+    if magic != _MAGIC or version != _VERSION:
         return Verdict.DAMAGED, None
     if page_nbytes is not None and nbytes != page_nbytes:
         return Verdict.OTHER_SIZE, None
-    return Verdict.GOOD, page_checksum if flags & _HAS_CHECKSUM else None
+    return Verdict.GOOD, checked[_HEAD.size :] if flags & _HAS_CHECKSUM else None
 
 
 def stored_page_nbytes(trailer: bytes) -> int | None:
-    """Give the page size that an intact trailer names; None for one that is not."""
-    if len(trailer) != TRAILER_NBYTES or _check_word(trailer[:-8]) != _TRAILER.unpack(trailer)[-1]:
+    """Give the page size that a trailer names, unchecked; None for bytes that are none."""
+    if len(trailer) != TRAILER_NBYTES:
         return None
-    magic, version, _, _, nbytes, *_ = _TRAILER.unpack(trailer)
+    magic, version, _, _, nbytes = _HEAD.unpack_from(trailer)
     return int(nbytes) if magic == _MAGIC and version == _VERSION else None
