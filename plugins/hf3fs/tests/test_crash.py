@@ -25,7 +25,7 @@ from hicache_hf3fs.pagefile import HEADER_NBYTES
 
 OK = Status.OK
 WRITERS, BATCH, PAGES = 3, 8, 4096
-LEASE_S = 1.0
+LEASE_S = 3.0
 
 
 def burst(storage, arena, label: str, stop: threading.Event) -> list[str]:
@@ -75,7 +75,7 @@ def kill_in_bursts(opener: Opener, rounds: int) -> None:
     try:
         arenas = [an_arena(BATCH) for _ in range(WRITERS)]
         given = {"metadata_url": harness.options()["metadata_url"], "file_size": PAGES * NBYTES}
-        storage = opener(*arenas, timeout_s=0.9, **given)
+        storage = opener(*arenas, timeout_s=2.9, **given)
         kept: list[str] = []
         for round_ in range(rounds):
             stop = threading.Event()
@@ -100,7 +100,7 @@ def kill_in_bursts(opener: Opener, rounds: int) -> None:
             with closing(sqlite3.connect(f"file:{harness._database()}?mode=ro", uri=True)) as base:
                 return int(base.execute("SELECT COUNT(*) FROM reservation").fetchone()[0])
 
-        assert until(lambda: reserved() == 0, 4 * LEASE_S), "pages have leaked after the lease time"
+        assert until(lambda: reserved() == 0, 3 * LEASE_S), "pages have leaked after the lease time"
         newest = kept[-PAGES // 2 :]
         assert lost_pages(storage, arenas[0], newest) == []
         storage.close()

@@ -9,6 +9,7 @@ store.
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import shutil
 import signal
@@ -158,6 +159,24 @@ class Hf3fsHarness(BaseHarness):
                 raise HarnessError("the metadata server did not start", value=said)
             time.sleep(0.01)
         self._address = ready.read_text().strip()
+        self._await_answer(deadline)
+
+    def _await_answer(self, deadline: float) -> None:
+        """Wait out what lies between listening and answering."""
+        while True:
+            connection = http.client.HTTPConnection(
+                self._address, timeout=max(0.1, deadline - time.monotonic())
+            )
+            try:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == http.HTTPStatus.OK:
+                    return
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise HarnessError("the metadata server does not answer", value=str(error)) from error
+            finally:
+                connection.close()
+            time.sleep(0.01)
 
     def _root(self) -> Path:
         if self._folder is None:
