@@ -93,6 +93,10 @@ class RadixCache:
 
     def match_prefix(self, tokens: Sequence[int], extra_key: str | None = None) -> Match:
         """Find the leading whole pages in memory and count it as a use of them."""
+        return self._match(tokens, extra_key)
+
+    def _match(self, tokens: Sequence[int], extra_key: str | None) -> Match:
+        """Do what match_prefix says; for the tree's own verbs, whatever a subclass adds to that one."""
         node = self._root(extra_key)
         pages: list[int] = []
         at = 0
@@ -125,7 +129,7 @@ class RadixCache:
                 value=f"{len(pages)} pages, {len(tokens)} tokens of {self.page_tokens} a page",
                 remedy="Pass one page index for each whole page.",
             )
-        match = self.match_prefix(tokens, extra_key)
+        match = self._match(tokens, extra_key)
         had = len(match.pages)
         if had < whole:
             rest = tuple(tokens[had * self.page_tokens : whole * self.page_tokens])
@@ -137,7 +141,7 @@ class RadixCache:
     def cache_finished_req(self, request: FinishedRequest) -> int:
         """Keep a finished request's pages for others and release its lock; return how many the tree had."""
         had = self.insert(request.tokens, request.pages, request.extra_key)
-        kept = self.match_prefix(request.tokens, request.extra_key).pages
+        kept = self._match(request.tokens, request.extra_key).pages
         doubles = [mine for mine, its in zip(request.pages, kept, strict=True) if mine != its]
         self.allocator.give_back(doubles)
         self.unlock(request.node)
