@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,10 +25,17 @@ from hicache_core.factory import StorageBackendFactory
 Opener = Callable[..., HiCacheStorage]
 
 
+def needed(module: str) -> Any:
+    """Import what a test needs; without it the test is skipped, and fails where .ci/env/aibrix runs it."""
+    if os.environ.get("HICACHE_CI_AIBRIX_REQUIRED"):
+        return importlib.import_module(module)
+    return pytest.importorskip(module, reason="needs pip install 'hicache-aibrix[aibrix]'")
+
+
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opener]:
     """Open storages on one root; closed after the test."""
-    pytest.importorskip("aibrix_kvcache", reason="needs pip install 'hicache-aibrix[aibrix]'")
+    needed("aibrix_kvcache")
     with ExitStack() as after:
 
         def open_one(pool: HostPool, kind: str, timeout_s: float = 5.0, **identity: Any) -> HiCacheStorage:

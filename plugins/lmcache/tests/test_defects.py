@@ -20,7 +20,7 @@ from hicache_lmcache.options import LMCacheOptions
 from hicache_lmcache.record import HEADER_NBYTES, Record, digest_of
 from hicache_lmcache.redis_server import RedisServer
 
-from .conftest import Opener, a_pool, first_bytes
+from .conftest import Opener, a_pool, first_bytes, needed
 
 OK, MISS, CORRUPT, SIZE_MISMATCH = Status.OK, Status.MISS, Status.CORRUPT, Status.SIZE_MISMATCH
 KINDS = ["fs", "resp"]
@@ -46,7 +46,7 @@ def test_a_hole_in_the_middle_is_one_miss_and_shifts_nothing(opened: Opener, l2:
 
 def test_the_library_still_hangs_on_a_missing_key(redis: RedisServer) -> None:
     """Fails on the day on which a load of a missing key ends, and then ledger.py may be asked less."""
-    pytest.importorskip("lmcache")
+    needed("lmcache")
     options = LMCacheOptions(l2="resp", port=redis.port, workers=1)
     adapter = adapter_maker(options, "0" * 32, "")()
     try:

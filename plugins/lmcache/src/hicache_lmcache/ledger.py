@@ -18,6 +18,7 @@ from hicache_core.errors import BackendDependencyMissing, BackendTimeout, Backen
 from hicache_core.status import Status
 from hicache_lmcache.native import model_name
 from hicache_lmcache.options import LMCacheOptions
+from hicache_lmcache.record import Record
 
 _EXTENSION = ".data"
 _SCAN = 1000
@@ -28,6 +29,9 @@ class Ledger(Protocol):
 
     def sizes(self, digests: Sequence[bytes]) -> list[int | None]:
         """Give the stored bytes under each key; None where there is nothing."""
+
+    def read(self, digests: Sequence[bytes], records: Sequence[Record]) -> None:
+        """Read values that LMCache did not load; one that is missing or has another size is lost."""
 
     def remove(self, digests: Sequence[bytes]) -> None:
         """Remove values; missing ones are ignored."""
@@ -83,6 +87,14 @@ class FolderLedger:
             return None
         except OSError as error:
             raise BackendUnavailable("asking 'lmcache' for a page", value=str(error)) from error
+
+    def read(self, digests: Sequence[bytes], records: Sequence[Record]) -> None:
+        for digest, record in zip(digests, records, strict=True):
+            try:
+                with open(self.path(digest), "rb") as file:
+                    record.take(file.read(record.byte_array.nbytes + 1))
+            except OSError:
+                record.lost = True
 
     def remove(self, digests: Sequence[bytes]) -> None:
         for digest in digests:
@@ -196,6 +208,12 @@ class RedisLedger:
                 return answers
 
         return [size or None for size in self._ask("asking 'lmcache' for pages", ask)]
+
+    def read(self, digests: Sequence[bytes], records: Sequence[Record]) -> None:
+        names = [self.name(digest) for digest in digests]
+        values = self._ask("reading pages of 'lmcache'", lambda: self._client.mget(names))
+        for record, value in zip(records, values, strict=True):
+            record.take(value or b"")
 
     def remove(self, digests: Sequence[bytes]) -> None:
         names = [self.name(digest) for digest in digests]

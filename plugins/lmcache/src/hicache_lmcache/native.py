@@ -21,20 +21,25 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from types import ModuleType
 from typing import Any
 
-from hicache_core.errors import BackendDependencyMissing, BackendIncompatible, BackendUnavailable
+from hicache_core.errors import BackendDependencyMissing, BackendIncompatible
 from hicache_lmcache.options import LMCacheOptions
 from hicache_lmcache.record import Record
 
 VERSIONS = ((0, 5, 6), (0, 6))
 _INSTALL = "Run: pip install 'hicache-lmcache[lmcache]'"
+_LOG = logging.getLogger("hicache.lmcache.native")
+_TALKS_AT_IMPORT = "lmcache.v1.platform._device_detect"
+_TALKATIVE = ("base", "factory", "native_connector_l2_adapter")
 _ADAPTERS = "lmcache.v1.distributed.l2_adapters"
 #: How often the pump looks although nothing rang.
 _POLL_MS = 1000
@@ -160,12 +165,14 @@ def adapter_maker(options: LMCacheOptions, namespace: str, folder: str) -> Calla
     Raises: BackendDependencyMissing, BackendIncompatible.
     """
     _check_version()
+    hush()
     try:
         api = importlib.import_module("lmcache.v1.distributed.api")
         adapters = importlib.import_module(_ADAPTERS)
         home = importlib.import_module(f"{_ADAPTERS}.{'fs' if options.l2 == 'fs' else 'resp'}_l2_adapter")
     except ModuleNotFoundError as error:
         raise BackendDependencyMissing("lmcache", str(error.name), remedy=_INSTALL) from error
+    hush(home, *(importlib.import_module(f"{_ADAPTERS}.{name}") for name in _TALKATIVE))
     model = model_name(namespace)
 
     def object_key(digest: bytes) -> Any:
@@ -178,6 +185,30 @@ def adapter_maker(options: LMCacheOptions, namespace: str, folder: str) -> Calla
     secret = options.password.get_secret_value() if options.password else ""
     config = home.RESPL2AdapterConfig(options.host, options.port, options.workers, options.username, secret)
     return lambda: Adapter(lambda: adapters.create_l2_adapter(config), object_key)
+
+
+def hush(*modules: ModuleType) -> None:
+    """Keep LMCache from printing: its loggers have handlers of their own, whatever the process configured.
+
+    Called before the first import with no module, for the line that importing
+    prints. LMCACHE_LOG_LEVEL, where somebody set it, is left to do its work.
+    """
+    if "LMCACHE_LOG_LEVEL" in os.environ:
+        return
+    for name in (
+        _TALKS_AT_IMPORT,
+        *(name for name in logging.root.manager.loggerDict if name.startswith("lmcache")),
+    ):
+        logger = logging.getLogger(name)
+        if _only_warnings not in logger.filters:
+            logger.addFilter(_only_warnings)
+    for module in modules:
+        if hasattr(module, "logger"):
+            module.logger = _LOG
+
+
+def _only_warnings(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING
 
 
 def model_name(namespace: str) -> str:
@@ -198,8 +229,3 @@ def _check_version() -> None:
             value=f"{found}, known are 0.5.6 and later 0.5",
             remedy=_INSTALL,
         )
-
-
-def unusable(what: str, error: BaseException) -> BackendUnavailable:
-    """Say that LMCache could not be used, and why."""
-    return BackendUnavailable(what, value=" ".join(f"{type(error).__name__}: {error}".split()))

@@ -28,10 +28,18 @@ class Record:
     An adapter may still write here when its caller has gone; nobody else does.
     """
 
-    __slots__ = ("byte_array",)
+    __slots__ = ("byte_array", "lost")
 
     def __init__(self, memory: memoryview) -> None:
         self.byte_array = memory
+        #: The value went before it could be loaded.
+        self.lost = False
+
+    def take(self, value: bytes) -> None:
+        """Become a stored value; lost where its size is another."""
+        self.lost = len(value) != self.byte_array.nbytes
+        if not self.lost:
+            self.byte_array[:] = value
 
     def seal(self, views: Sequence[memoryview], nbytes: int, digest: bytes) -> None:
         """Become the record of a page."""
@@ -40,10 +48,6 @@ class Record:
             memory[at : at + view.nbytes] = view
             at += view.nbytes
         _HEADER.pack_into(memory, 0, _MAGIC, digest, nbytes, xxh3_64_intdigest(memory[HEADER_NBYTES:]))
-
-    def forget(self) -> None:
-        """Be no record, so that what an earlier call left in this memory is not taken for one."""
-        self.byte_array[:HEADER_NBYTES] = bytes(HEADER_NBYTES)
 
     def verdict(self, nbytes: int, digest: bytes) -> Status:
         """Tell whether this is the whole, undamaged page of this key and size."""

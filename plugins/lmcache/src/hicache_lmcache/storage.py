@@ -19,9 +19,10 @@ from hicache_core.errors import BackendIncompatible, BackendTimeout, BackendUnav
 from hicache_core.memory import HostPool, Pages
 from hicache_core.status import OK, Status
 from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig, Usage
+from hicache_lmcache.adapters import Adapters, Use
 from hicache_lmcache.ledger import FolderLedger, Ledger, RedisLedger
 from hicache_lmcache.mounts import is_network
-from hicache_lmcache.native import Adapter, adapter_maker, unusable
+from hicache_lmcache.native import Adapter, adapter_maker
 from hicache_lmcache.options import LMCacheOptions
 from hicache_lmcache.record import HEADER_NBYTES, Record, digest_of
 from hicache_lmcache.spec import SPEC
@@ -29,9 +30,10 @@ from hicache_lmcache.spec import SPEC
 #: Private bytes and pages of one call of LMCache.
 _CALL_NBYTES = 64 << 20
 _CALL_PAGES = 128
-#: Calls that may be left behind before the store is not asked any more.
-_MAX_LEFT_BEHIND = 4
 _CANARY_NBYTES = 256
+#: How long a RESP adapter may take before it is suspected: a moment, and its bytes at a slow network's pace.
+_PATIENCE_S = 0.25
+_SLOW_NBYTES_PER_S = 50e6
 
 _MISS, _CORRUPT, _SIZE_MISMATCH = Status.MISS, Status.CORRUPT, Status.SIZE_MISMATCH
 
@@ -45,10 +47,7 @@ class LMCacheStorage(HiCacheStorage):
     def __init__(self, config: HiCacheStorageConfig, options: LMCacheOptions) -> None:
         super().__init__(config, options)
         self._ledger: Ledger | None = None
-        self._make: Callable[[], Adapter] | None = None
-        self._adapter: Adapter | None = None
-        self._swap = threading.Lock()
-        self._left_behind: list[threading.Thread] = []
+        self._adapters: Adapters | None = None
         self._writing = threading.Lock()
         #: Digests of values on which a get has failed.
         self._bad: set[bytes] = set()
@@ -85,18 +84,19 @@ class LMCacheStorage(HiCacheStorage):
         else:
             ledger, folder = RedisLedger(self.options, namespace, timeout_s), ""
         self._ledger = ledger
-        self._make = adapter_maker(self.options, namespace, folder)
-        self._sound_adapter()
+        make = adapter_maker(self.options, namespace, folder)
+        self._adapters = Adapters(make, one_for_all=self.options.l2 == "fs")
 
     def _sing(self) -> None:
         """Store, find, load and remove one value: LMCache's calls and names mean what they meant."""
         digest = digest_of(f"canary-{time.monotonic_ns()}-{id(self)}")
-        ledger, adapter, deadline = self._store(), self._sound_adapter(), self._deadline()
+        ledger, deadline = self._store(), self._deadline()
+        storing, loading = self._adapter("store", deadline), self._adapter("load", deadline)
         said, heard = self._records(1, _CANARY_NBYTES), self._records(1, _CANARY_NBYTES)
         said[0].seal([memoryview(bytes(range(_CANARY_NBYTES)))], _CANARY_NBYTES, digest)
-        stored = adapter.store([digest], said, deadline)
+        stored = storing.store([digest], said, deadline)
         sizes = ledger.sizes([digest]) if stored == [True] else [None]
-        loaded = adapter.load([digest], heard, deadline) if sizes != [None] else [False]
+        loaded = loading.load([digest], heard, deadline) if sizes != [None] else [False]
         ledger.remove([digest])
         if stored is None or loaded is None:
             raise BackendTimeout("opening 'lmcache'", value=f"no answer within {self.config.timeout_s:g} s")
@@ -116,44 +116,17 @@ class LMCacheStorage(HiCacheStorage):
 
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
-        self._swap, self._writing = threading.Lock(), threading.Lock()
-        _parents.append((self._adapter, self._ledger))
-        self._adapter = self._make = self._ledger = None
+        self._writing = threading.Lock()
+        _parents.append((self._adapters, self._ledger))
+        self._adapters = self._ledger = None
 
     def _give_back(self) -> None:
-        with self._swap:
-            adapter, self._adapter, self._make = self._adapter, None, None
-        if adapter is not None:
-            self._retire(adapter).join(self.config.timeout_s)
+        adapters, self._adapters = self._adapters, None
+        if adapters is not None:
+            adapters.close(self.config.timeout_s)
         ledger, self._ledger = self._ledger, None
         if ledger is not None:
             ledger.close()
-
-    def _sound_adapter(self) -> Adapter:
-        """Give an adapter that has not failed; a broken one is ended elsewhere."""
-        with self._swap:
-            adapter = self._adapter
-            if adapter is not None and not adapter.broken:
-                return adapter
-            if adapter is not None:
-                self._adapter = None
-                self._retire(adapter)
-            self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
-            if self._make is None or len(self._left_behind) >= _MAX_LEFT_BEHIND:
-                raise BackendUnavailable(
-                    "'lmcache' does not answer", value=f"{len(self._left_behind)} adapters are being ended"
-                )
-            try:
-                self._adapter = self._make()
-            except (RuntimeError, ValueError, OSError) as error:
-                raise unusable("opening 'lmcache'", error) from error
-            return self._adapter
-
-    def _retire(self, adapter: Adapter) -> threading.Thread:
-        thread = threading.Thread(target=adapter.close, name="hicache-lmcache-end", daemon=True)
-        thread.start()
-        self._left_behind.append(thread)
-        return thread
 
     # Verbs.
 
@@ -250,7 +223,7 @@ class LMCacheStorage(HiCacheStorage):
         there = [position for position, size in enumerate(sizes) if size == wanted]
         records = self._load([digests[position] for position in there], locs.nbytes, deadline)
         for position, record in zip(there, records, strict=True):
-            status = record.verdict(locs.nbytes, digests[position])
+            status = _MISS if record.lost else record.verdict(locs.nbytes, digests[position])
             if status is OK:
                 record.copy_out(locs.views(position))
             statuses[position] = status
@@ -262,24 +235,30 @@ class LMCacheStorage(HiCacheStorage):
         return statuses
 
     def _load(self, digests: list[bytes], nbytes: int, deadline: float) -> list[Record]:
-        """Load values of a known size; one that could not be is a record without a header, so CORRUPT.
+        """Load values of a known size; one that went meanwhile is lost.
+
+        A value that goes between the question and the load leaves a RESP adapter
+        waiting for ever. So an adapter gets the time that a slow one needs; then
+        it is replaced, and what it did not load is asked of the store itself.
 
         Raises: BackendTimeout, BackendUnavailable: LMCache or the store is at fault, not one value.
         """
         if not digests:
             return []
-        for _ in range(2):  # the first failure may be an adapter's that lost its server
-            records = self._records(len(digests), nbytes)
-            adapter = self._sound_adapter()
-            loaded = adapter.load(digests, records, deadline)
-            if loaded is None:
+        records = self._records(len(digests), nbytes)
+        adapter, until = self._adapter("load", deadline), deadline
+        if self.options.l2 == "resp":
+            patience_s = _PATIENCE_S + len(digests) * nbytes / _SLOW_NBYTES_PER_S
+            until = min(deadline, time.monotonic() + patience_s)
+        loaded = adapter.load(digests, records, until)
+        if loaded is None:
+            if time.monotonic() >= deadline:
                 raise BackendTimeout("'lmcache' gave no answer in time")
-            if all(loaded):
-                return records
+            loaded, records = [False] * len(digests), self._records(len(digests), nbytes)
+        if not all(loaded):
             adapter.broken = self.options.l2 == "resp"
-            sizes = self._store().sizes(digests)  # raises where the server is gone
-            if any(size != nbytes + HEADER_NBYTES for size in sizes):
-                break  # removed or replaced meanwhile: what did arrive is judged by itself
+            left = [position for position, there in enumerate(loaded) if not there]
+            self._store().read([digests[i] for i in left], [records[i] for i in left])
         return records
 
     def _set(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
@@ -321,7 +300,7 @@ class LMCacheStorage(HiCacheStorage):
         return good
 
     def _put(self, digests: list[bytes], records: list[Record], deadline: float) -> dict[bytes, Status]:
-        adapter = self._sound_adapter()
+        adapter = self._adapter("store", deadline)
         stored = adapter.store(digests, records, deadline)
         if stored is None:
             raise BackendTimeout("'lmcache' gave no answer in time")
@@ -340,6 +319,11 @@ class LMCacheStorage(HiCacheStorage):
         size = nbytes + HEADER_NBYTES
         memory = memoryview(bytearray(count * size))
         return [Record(memory[i * size : (i + 1) * size]) for i in range(count)]
+
+    def _adapter(self, use: Use, deadline: float) -> Adapter:
+        if self._adapters is None:
+            raise BackendUnavailable("'lmcache' has no adapter", remedy="Open it again.")
+        return self._adapters.sound(use, deadline)
 
     def _store(self) -> Ledger:
         if self._ledger is None:

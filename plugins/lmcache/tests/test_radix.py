@@ -1,0 +1,386 @@
+"""LMCRadixCache over the real lmcache: loads layer by layer, failures, evictions, and nothing left behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from hicache_core.errors import InvalidArgument
+
+from .conftest import needed
+
+needed("hicache_engine")
+needed("lmcache")
+torch: Any = needed("torch")
+
+from hicache_engine import PageAllocator, RadixCache, Request  # noqa: E402
+from hicache_lmcache.layers import LayerPools, chunk_hash  # noqa: E402
+from hicache_lmcache.radix import LMCRadixCache  # noqa: E402
+
+LAYERS, HEADS, DIM, LATENT = 3, 2, 16, 48
+_NAMES = iter(range(1 << 30))
+
+
+@dataclass
+class Machine:
+    """An engine's memory and a cache over it."""
+
+    kind: str
+    page: int
+    pages: int
+    layers: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        slots = self.page * self.pages
+        shape = (slots, HEADS, DIM) if self.kind == "mha" else (slots, 1, LATENT)
+        count = 2 * LAYERS if self.kind == "mha" else LAYERS
+        self.layers = [torch.randn(shape, dtype=torch.float32).to(torch.bfloat16) for _ in range(count)]
+
+    def pools(self) -> LayerPools:
+        if self.kind == "mha":
+            return LayerPools.of_mha(self.layers[:LAYERS], self.layers[LAYERS:])
+        return LayerPools.of_mla(self.layers)
+
+    def bytes_of(self, pages: list[int]) -> list[Any]:
+        """Every layer's rows of these pages."""
+        slots = [page * self.page + at for page in pages for at in range(self.page)]
+        return [layer[slots].clone() for layer in self.layers]
+
+
+Made = tuple[Machine, LMCRadixCache]
+
+
+@pytest.fixture
+def machine() -> Iterator[Any]:
+    """Make machines whose caches share an LMCache engine when their names are one."""
+    with ExitStack() as after:
+
+        def make(
+            name: str, kind: str = "mha", page: int = 4, chunk: int = 16, pages: int = 64, **more: Any
+        ) -> Made:
+            it = Machine(kind, page, pages)
+            cache = LMCRadixCache(
+                PageAllocator(pages), page, it.pools(), name, chunk_tokens=chunk, cpu_nbytes=64 << 20, **more
+            )
+            after.callback(cache.close, 10.0)
+            return it, cache
+
+        yield make
+
+
+@pytest.fixture
+def name() -> str:
+    return f"ns{next(_NAMES)}"
+
+
+def serve(cache: LMCRadixCache, tokens: list[int], key: str | None = None) -> tuple[int, list[int]]:
+    """Serve a request the way an engine does; return how many pages were there, and all of them."""
+    match = cache.match_prefix(tokens, key)
+    whole = match.load is None or all(match.load.wait_until(layer) for layer in range(LAYERS))
+    found = match if whole else cache.drop_load(match)
+    cache.lock(found.node)
+    need = len(tokens) // cache.page_tokens - len(found.pages)
+    if cache.allocator.available < need:
+        cache.evict(need - cache.allocator.available)
+    fresh = cache.allocator.take(need)
+    assert fresh is not None
+    request = Request(tokens, key, found.pages + fresh, found.node)
+    cache.cache_finished_req(request)
+    return len(found.pages), cache._match(tokens, key).pages
+
+
+def clean(cache: LMCRadixCache) -> tuple[int, int, int, int]:
+    """Pending work, locked pages, LMCache's pins, pages that are neither free nor in the tree."""
+    assert cache.settle(10.0)
+    lost = cache.allocator.num_pages - cache.allocator.available - cache.total_pages
+    return cache.pending, cache.locked_pages, cache._store.pinned, lost
+
+
+def references(cache: LMCRadixCache) -> set[tuple[int, bool]]:
+    """(references, pinned) of everything in LMCache's memory: one each, held by it, when nothing leaks."""
+    backend = cache._store._shared.engine.storage_manager.storage_backends["LocalCPUBackend"]
+    return {(memory.get_ref_count(), bool(memory.is_pinned)) for memory in backend.hot_cache.values()}
+
+
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+@pytest.mark.parametrize(("page", "chunk"), [(1, 16), (16, 16), (16, 64), (64, 64), (64, 128)])
+def test_a_prefix_of_one_instance_is_loaded_by_another_byte_for_byte(
+    machine: Any, name: str, kind: str, page: int, chunk: int
+) -> None:
+    total = 4 * chunk + page
+    one, first = machine(name, kind, page, chunk, pages=2 * total // page)
+    two, second = machine(name, kind, page, chunk, pages=2 * total // page)
+    tokens = list(range(total))
+    _, stored = serve(first, tokens)
+    assert first.settle(10.0)
+    others = [layer.clone() for layer in two.layers]
+    match = second.match_prefix(tokens)
+    assert match.load is not None
+    assert len(match.pages) == total // chunk * chunk // page
+    for layer in range(LAYERS):
+        assert match.load.wait_until(layer)
+        for half in [layer] if kind == "mla" else [layer, LAYERS + layer]:
+            slots = [p * page + at for p in match.pages for at in range(page)]
+            source = [p * page + at for p in stored[: len(match.pages)] for at in range(page)]
+            assert torch.equal(two.layers[half][slots], one.layers[half][source]), f"layer {layer}"
+    untouched = [s for p in range(two.pages) if p not in match.pages for s in range(p * page, (p + 1) * page)]
+    assert all(torch.equal(a[untouched], b[untouched]) for a, b in zip(two.layers, others, strict=True))
+    second.drop_load(match)
+    assert (clean(first), clean(second), references(second)) == ((0, 0, 0, 0), (0, 0, 0, 0), {(1, False)})
+
+
+def test_a_match_in_memory_goes_on_in_lmcache(machine: Any, name: str) -> None:
+    one, first = machine(name)
+    two, second = machine(name)
+    tokens = list(range(64))
+    serve(first, tokens)
+    assert first.settle(10.0)
+    _, own = serve(second, tokens[:24])  # 16 of these were loaded, 8 computed
+    before = two.bytes_of(own)
+    match = second.match_prefix(tokens)
+    assert match.load is not None
+    assert match.load.wait_until(LAYERS - 1)
+    assert (match.pages[:6], len(match.pages)) == (own, 16)
+    assert all(torch.equal(a, b) for a, b in zip(before, two.bytes_of(own), strict=True))
+    theirs = first._match(tokens, None).pages[6:]
+    assert all(
+        torch.equal(a, b) for a, b in zip(two.bytes_of(match.pages[6:]), one.bytes_of(theirs), strict=True)
+    )
+    second.drop_load(match)
+
+
+def test_a_hole_yields_the_leading_part(machine: Any, name: str) -> None:
+    _, first = machine(name)
+    _, second = machine(name)
+    tokens = list(range(64))
+    serve(first, tokens)
+    assert first.settle(10.0)
+    engine = first._store._shared.engine
+    gone = [key for _, _, key in engine.token_database.process_tokens(tokens=torch.tensor(tokens))][2]
+    for key in gone.split_layers(LAYERS):
+        engine.storage_manager.remove(key)
+    match = second.match_prefix(tokens)
+    assert len(match.pages) == 8
+    second.drop_load(match)
+    assert clean(second) == (0, 0, 0, 0)
+
+
+def test_extra_keys_never_meet(machine: Any, name: str) -> None:
+    _, first = machine(name)
+    _, second = machine(name)
+    tokens = list(range(32))
+    serve(first, tokens, "adapter@one%")
+    assert first.settle(10.0)
+    assert [len(second.match_prefix(tokens, key).pages) for key in (None, "adapter two")] == [0, 0]
+    match = second.match_prefix(tokens, "adapter@one%")
+    assert len(match.pages) == 8
+    second.drop_load(match)
+
+
+def test_another_identity_never_hits(machine: Any, name: str) -> None:
+    _, first = machine(name)
+    _, second = machine(f"{name}-another")
+    serve(first, list(range(32)))
+    assert first.settle(10.0)
+    assert second.match_prefix(list(range(32))).pages == []
+
+
+def test_chunks_are_known_by_128_bits_of_sha256(machine: Any, name: str) -> None:
+    """LMCache's own hash is Python's, 64 bits that whoever chooses the tokens can make collide."""
+    _, cache = machine(name)
+    assert cache._store._shared.engine.token_database.hash_func is chunk_hash
+    links = [(0, (1, 2), ()), (1, (1, 2), ()), (0, (2, 1), ()), (0, (1, 2, 0), ())]
+    assert len({chunk_hash(link) for link in links}) == 4
+    assert all(0 <= chunk_hash(link) < 1 << 128 for link in links)
+
+
+def test_eviction_during_a_load_frees_nothing_that_is_being_loaded(machine: Any, name: str) -> None:
+    one, first = machine(name)
+    two, second = machine(name, pages=20)
+    tokens = list(range(64))
+    _, stored = serve(first, tokens)
+    assert first.settle(10.0)
+    serve(second, [900 + i for i in range(16)])
+    assert second.settle(10.0)
+    match = second.match_prefix(tokens)
+    assert match.load is not None
+    assert second.evict(20) == 4
+    assert second.allocator.available == 20 - len(match.pages)
+    assert match.load.wait_until(LAYERS - 1)
+    assert all(
+        torch.equal(a, b) for a, b in zip(two.bytes_of(match.pages), one.bytes_of(stored), strict=True)
+    )
+    second.drop_load(match)
+    assert clean(second) == (0, 0, 0, 0)
+
+
+def test_eviction_waits_for_a_store_in_flight(
+    machine: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, cache = machine(name)
+    go, real = threading.Event(), cache._store.store
+
+    def slow(*arguments: Any) -> None:
+        assert go.wait(10)
+        real(*arguments)
+
+    monkeypatch.setattr(cache._store, "store", slow)
+    serve(cache, list(range(64)))
+    assert (cache.locked_pages, cache.evictable_pages) == (16, 0)
+    threading.Timer(0.2, go.set).start()
+    assert cache.evict(16) == 16
+    assert go.is_set()
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_an_error_at_any_layer_falls_back_to_computing(
+    machine: Any, name: str, layer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, first = machine(name)
+    _, second = machine(name)
+    tokens = list(range(64))
+    serve(first, tokens)
+    assert first.settle(10.0)
+    match = second.match_prefix(tokens[:0])
+    consumer = second._store._tables.batched_to_gpu
+
+    def failing(*arguments: Any, **named: Any) -> Iterator[Any]:
+        inner = consumer(*arguments, **named)
+        sent = yield next(inner)
+        for number in range(LAYERS):
+            if number == layer:
+                raise RuntimeError("a copy failed")
+            sent = yield inner.send(sent)
+
+    monkeypatch.setattr(second._store._tables, "batched_to_gpu", failing)
+    found, pages = serve(second, tokens)
+    assert (match.load, found, len(pages)) == (None, 0, 16)
+    assert second.counters.failed_loads == 1
+    assert (clean(second), references(second)) == ((0, 0, 0, 0), {(1, False)})
+
+
+def test_a_lookup_that_raises_falls_back_to_computing(
+    machine: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, cache = machine(name)
+
+    def broken(*_: Any, **__: Any) -> int:
+        raise RuntimeError("no lookup today")
+
+    monkeypatch.setattr(cache._store._shared.engine, "lookup", broken)
+    found, pages = serve(cache, list(range(64)))
+    assert (found, len(pages), clean(cache)) == (0, 16, (0, 0, 0, 0))
+
+
+def test_a_load_that_hangs_costs_the_timeout_and_keeps_its_pages_until_it_ends(
+    machine: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What LMCache may still write is given to nobody, and freed once it has let go (C11)."""
+    _, first = machine(name)
+    _, second = machine(name, timeout_s=0.3)
+    tokens = list(range(64))
+    serve(first, tokens)
+    assert first.settle(10.0)
+    match = second.match_prefix(tokens)
+    load = match.load
+    assert load is not None
+    assert load.wait_until(0)
+    go = threading.Event()
+    load._stream.submit(lambda: go.wait(10))
+    assert not load.wait_until(2)
+    assert second.drop_load(match).pages == []
+    assert second.allocator.available == 64 - len(match.pages)
+    go.set()
+    assert (clean(second), references(second)) == ((0, 0, 0, 0), {(1, False)})
+    assert second.allocator.available == 64
+
+
+def test_a_store_that_fails_is_counted_and_unlocks(
+    machine: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMCache's connector logs such an error and says nothing (lmcache#2400)."""
+    _, cache = machine(name)
+
+    def broken(*_: Any, **__: Any) -> Iterator[None]:
+        raise RuntimeError("no store today")
+        yield
+
+    monkeypatch.setattr(cache._store._shared.engine, "store_layer", broken)
+    serve(cache, list(range(64)))
+    assert clean(cache) == (0, 0, 0, 0)
+    assert (cache.counters.failed_stores, cache.counters.stored_tokens) == (1, 0)
+
+
+def test_ranks_load_what_all_of_them_hold(machine: Any, name: str) -> None:
+    _, first = machine(name)
+    asked: list[int] = []
+
+    def lowest(tokens: int) -> int:
+        asked.append(tokens)
+        return min(tokens, 40)
+
+    _, second = machine(name, lowest_common=lowest)
+    serve(first, list(range(64)))
+    assert first.settle(10.0)
+    match = second.match_prefix(list(range(64)))
+    assert (asked, len(match.pages)) == ([64], 8)  # 40 tokens are two chunks and a half
+    second.drop_load(match)
+
+
+def test_a_request_whose_load_was_not_waited_for_is_refused(machine: Any, name: str) -> None:
+    _, first = machine(name)
+    _, second = machine(name)
+    serve(first, list(range(32)))
+    assert first.settle(10.0)
+    match = second.match_prefix(list(range(32)))
+    second.lock(match.node)
+    with pytest.raises(InvalidArgument):
+        second.cache_finished_req(Request(list(range(32)), None, match.pages, match.node))
+    second.unlock(match.node)
+    second.drop_load(match)
+    assert clean(second) == (0, 0, 0, 0)
+
+
+def test_a_chunk_is_a_whole_number_of_pages(machine: Any, name: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        machine(name, page=16, chunk=24)
+    assert refused.value.remedy == "Choose a multiple of 16."
+
+
+def test_a_thousand_requests_leave_no_lock_slot_or_thread(machine: Any, name: str) -> None:
+    import random
+
+    before = {thread.name for thread in threading.enumerate()}
+    _, cache = machine(name, pages=48)
+    running = threading.active_count()
+    draw = random.Random(7)
+    served = 0
+    for _ in range(1000):
+        tokens = [draw.randrange(3)] * 16 + [draw.randrange(3)] * 16 + list(range(draw.randrange(0, 24)))
+        match_only = draw.random() < 0.1
+        if match_only:
+            cache.drop_load(cache.match_prefix(tokens))
+        else:
+            serve(cache, tokens)
+        served += 1
+        if served % 10 == 0:
+            cache.evict(draw.randrange(48))
+    assert (served, clean(cache), references(cache)) == (1000, (0, 0, 0, 0), {(1, False)})
+    assert threading.active_count() <= running
+    assert cache.counters.failed_loads == cache.counters.failed_stores == 0
+    assert cache.counters.loaded_tokens > 0
+    cache.reset()
+    assert cache.allocator.available == 48
+    assert cache.close(10.0)
+    left = {thread.name for thread in threading.enumerate()} - before
+    assert not [thread for thread in left if thread.startswith("hicache")]
+
+
+def test_it_is_a_radix_cache(machine: Any, name: str) -> None:
+    _, cache = machine(name)
+    assert isinstance(cache, RadixCache)
