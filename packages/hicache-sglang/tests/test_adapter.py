@@ -190,6 +190,18 @@ def test_a_tensor_that_cannot_hold_a_page_is_a_miss(adapter, pool, target):
     assert backend.set(KEYS[1], target) is False
 
 
+def test_one_tensor_that_does_not_fit_costs_no_other_its_page(adapter, pool):
+    backend = adapter()
+    backend.register_mem_pool_host(pool)
+    backend.batch_set_v1(KEYS[:3], at(0, 1, 2))
+    good, bad = pool.get_dummy_flat_data_page(), torch.zeros(3, dtype=torch.bfloat16)
+    got = backend.batch_get(KEYS[:3], [good, bad, good.clone()])
+    assert [page is None for page in got] == [False, True, False]
+    assert got[0].view(torch.uint8).numpy().tobytes() == raw(pool, 0)
+    assert backend.batch_set(["e" * 64, "f" * 64], [bad, good]) is False
+    assert (backend.exists("e" * 64), backend.exists("f" * 64)) == (False, True)
+
+
 def test_head_groups_of_one_rank_are_the_whole_pages_of_two(adapter, sglang):
     """Rank 0 of 1 writes with two head groups; ranks 0 and 1 of 2 read half the heads each."""
     writer, whole = (

@@ -52,6 +52,8 @@ def theirs(sglang, monkeypatch):
 
         def batch_get_v1(self, keys, host_indices, extra_info=None):
             found = [self.get(key, self.mem_pool_host.get_dummy_flat_data_page()) for key in keys]
+            if self.lies == "short":
+                return [page is not None for page in found[:-1]]
             for index, page in zip(host_indices.tolist(), found, strict=True):
                 if page is not None:
                     self.mem_pool_host.set_from_flat_data_page(index, page)
@@ -122,6 +124,14 @@ def test_a_short_answer_and_a_false_batch_stay_what_they_are(opened, pool, their
     assert storage.batch_get(KEYS[:2], pool.pages([1, 2])) == [OK, ERROR]
     theirs.lies = "full"
     assert storage.batch_set(KEYS, pool.pages([1, 2, 3])) == [ERROR] * 3
+
+
+@pytest.mark.parametrize("calls", ["v1", "v2"])
+def test_a_short_answer_in_place_is_no_page(opened, pool, theirs, calls):
+    storage = opened(calls, pool)
+    storage.batch_set(KEYS[:2], pool.pages([1, 2]))
+    theirs.lies = "short"
+    assert storage.batch_get(KEYS[:2], pool.pages([1, 2])) == [OK, ERROR]
 
 
 def test_a_clear_that_reaches_too_far_is_seen(opened, pool):

@@ -152,7 +152,7 @@ def mamba(*, side_states: bool) -> Any:
 
 
 def sidecar(pool: Any, name: PoolName) -> str:
-    """Store a pool's pages, overwrite them, read them back: the way chosen, and whether every byte is there."""
+    """Store a pool's pages, overwrite them, read them back: is every byte there, and by which way."""
     sgl_toy.STORE.clear()
     backend = attach(deepseek("page_first"), is_mla=False)
     backend.register_mem_host_pool_v2(pool, name)
