@@ -64,12 +64,11 @@ def test_command_a_failed_case_is_status_1_and_is_told_with_its_clause(tmp_path:
     ("arguments", "reason"),
     [
         (["memroy"], "no backend named 'memroy'; installed:"),
-        (["nixl"], "'nixl' is not installed"),
         (["memory", "-o", "capacity=4 gigs", "-o", "store=x"], "1 option of 'memory' is not valid"),
         (["memory", "-o", "sever=/nowhere"], "sever is unknown (server?)"),
         (["memory", "-o", "eviction=sometimes"], "the memory server did not start"),
     ],
-    ids=["unknown", "known_but_not_installed", "bad_value", "unknown_option", "server_does_not_start"],
+    ids=["unknown", "bad_value", "unknown_option", "server_does_not_start"],
 )
 def test_command_what_cannot_be_checked_is_status_2_with_one_line(arguments: list[str], reason: str) -> None:
     result = _check(*arguments, *ONE_CASE)

@@ -27,20 +27,28 @@ def _params() -> list[object]:
     return params
 
 
+#: Where a stop falls depends on the machine: a mutant that errs at certain moments only may get away once.
+SEEDS = (20_260_101, 20_260_102, 20_260_103)
+
+
 def _check(name: str) -> Report:
     mutant = all_mutants()[name]
-    plan = Plan(
-        subject=f"mutant={name}",
-        levels=mutant.levels,
-        clauses=[mutant.clause],
-        match=mutant.match,
-        seed=20_260_101,
-        first_failure=True,
-        budget_s=60.0,
-        slack_s=1.0,
-        recovery_s=3.0,
-    )
-    return run(plan)
+    for seed in SEEDS:
+        plan = Plan(
+            subject=f"mutant={name}",
+            levels=mutant.levels,
+            clauses=[mutant.clause],
+            match=mutant.match,
+            seed=seed,
+            first_failure=True,
+            budget_s=60.0,
+            slack_s=1.0,
+            recovery_s=3.0,
+        )
+        report = run(plan)
+        if report.unusable or any(result.outcome == "fail" for result in report.results):
+            break
+    return report
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,9 @@ from hicache_core.errors import BackendIncompatible  # noqa: E402
 _RUN = pytest.StashKey["_Run"]()
 _FAILED = pytest.StashKey[bool]()
 
+#: Characters of a failure's text that a report keeps.
+MAX_DETAIL = 20_000
+
 
 class _Run:
     """What one pytest run knows: its sites, its results, and the supervisor's pipe if there is one."""
@@ -256,7 +259,7 @@ def _record(run: _Run, case: Case, report: pytest.TestReport) -> None:
     outcome: Outcome = "pass"
     detail = ""
     if report.failed:
-        outcome, detail = "fail", report.longreprtext[-20_000:]
+        outcome, detail = "fail", _shortened(report.longreprtext)
         if before and before[1] == "fail":
             detail = f"{before[2]}\n{detail}"
     elif report.skipped and isinstance(report.longrepr, tuple):
@@ -264,6 +267,16 @@ def _record(run: _Run, case: Case, report: pytest.TestReport) -> None:
     elif before:
         return
     run.outcomes[report.nodeid] = (case, outcome, detail)
+
+
+def _shortened(text: str) -> str:
+    """Keep what says what was wrong of a long text, pytest's first ``E`` lines; with CI set it is long."""
+    if len(text) <= MAX_DETAIL:
+        return text
+    half = MAX_DETAIL // 2
+    start = max(0, text.find("\nE "))
+    end = max(start + half, len(text) - half)
+    return f"{text[start : start + half]}\n...\n{text[end:]}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

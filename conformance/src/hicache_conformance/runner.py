@@ -35,6 +35,10 @@ from hicache_conformance.report import Report, Result
 _BETWEEN_CASES_S = 120.0
 #: Between the moment a case's stacks are written and the kill.
 _GRACE_S = 3.0
+#: Variables that would make a report depend on where it was made; with CI or BUILD_NUMBER set pytest writes
+#: out whole differences, which of pages takes longer than the case.
+_PYTEST_LISTENS_TO = frozenset({"PYTEST_ADDOPTS", "CI", "BUILD_NUMBER"})
+
 #: After so many killed or crashed children nobody learns anything new.
 _MAX_LOST = 4
 _TAIL_NBYTES = 1 << 14
@@ -294,7 +298,7 @@ def _start(plan: Plan, folder: Path, events: int, done: set[str]) -> subprocess.
         command.append("--exitfirst")
     if plan.case_budget_s:
         command.append(f"--hicache-case-budget={plan.case_budget_s}")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    environment = {name: value for name, value in os.environ.items() if name not in _PYTEST_LISTENS_TO}
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         command,

@@ -47,14 +47,15 @@ def test_text_output_ends_with_the_verdict_and_exit_status(run, site, acme_sourc
     assert "See: hicache show acme" in bad.output
 
 
-def test_an_unknown_backend_fails_with_its_pip_line(run_json):
-    report = run_json("doctor", "nixl", exit_code=1)
+def test_an_unknown_backend_fails_with_its_pip_line(run_json, monkeypatch):
+    monkeypatch.setattr("hicache_core.registry.INSTALL_HINTS", {"hinted": "pip install hinted"})
+    report = run_json("doctor", "hinted", exit_code=1)
     assert report["checks"][-1] == {
-        "backend": "nixl",
+        "backend": "hinted",
         "name": "plugin",
         "ok": False,
-        "found": "'nixl' is not installed.",
-        "remedy": "Run: pip install 'hicache[nixl]'",
+        "found": "'hinted' is not installed.",
+        "remedy": "Run: pip install hinted",
     }
 
 

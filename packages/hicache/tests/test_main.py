@@ -90,11 +90,12 @@ def test_an_error_is_one_message_with_exit_status_1(program):
     assert done.stderr.endswith("Did you mean 'mooncake'?\n")
 
 
-def test_an_error_with_json_is_json_on_stdout_as_well(run_json):
-    assert run_json("show", "nixl", exit_code=1) == {
+def test_an_error_with_json_is_json_on_stdout_as_well(run_json, monkeypatch):
+    monkeypatch.setattr("hicache_core.registry.INSTALL_HINTS", {"hinted": "pip install hinted"})
+    assert run_json("show", "hinted", exit_code=1) == {
         "error": {
             "type": "BackendNotFound",
-            "message": "'nixl' is not installed. Run: pip install 'hicache[nixl]'",
-            "remedy": "Run: pip install 'hicache[nixl]'",
+            "message": "'hinted' is not installed. Run: pip install hinted",
+            "remedy": "Run: pip install hinted",
         }
     }
