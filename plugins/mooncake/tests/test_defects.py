@@ -231,9 +231,10 @@ def test_a_page_that_is_just_being_written_is_waited_for(master, holder, opened)
     assert (found, content(pool, 1)) == ([[OK]], b"\x09" * NBYTES)
 
 
-def test_repeated_keys_of_a_get_fill_every_slot(master, holder, opened):
-    """The library fills one of them when a page comes from its disk tier."""
-    pool = a_pool()
+@pytest.mark.parametrize("segments", [1, 4])
+def test_repeated_keys_of_a_get_fill_every_slot(master, holder, opened, segments):
+    """The library fills one of them, the last, and reports all as read."""
+    pool = a_pool(segments=segments)
     storage = opened(master, pool)
     a, b = keys_of("a", "b")
     fill(pool, 0, b"\x01" * NBYTES)

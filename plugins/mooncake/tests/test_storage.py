@@ -61,7 +61,7 @@ def a_reader(client):
 def test_c15_a_full_store_is_asked_once_more_after_a_pause():
     """Eviction runs in the master's own time."""
     client = ScriptedClient([0, -200, -200], [0, -200])
-    statuses = a_writer(client).set(["a", "b", "c"], {"a", "b", "c"}, a_pool().pages([0, 1, 2]))
+    statuses = a_writer(client).set(["a", "b", "c"], a_pool().pages([0, 1, 2]))
     assert statuses == [OK, OK, Status.NO_SPACE]
     assert client.asked == [["a", "b", "c"], ["b", "c"]]
 
@@ -69,7 +69,7 @@ def test_c15_a_full_store_is_asked_once_more_after_a_pause():
 @pytest.mark.parametrize("code", [_native.RPC_FAIL, _native.RPC_TIMEOUT])
 def test_a_master_without_an_answer_is_not_asked_again(code):
     client = ScriptedClient([code, code])
-    statuses = a_writer(client).set(["a", "b"], {"a", "b"}, a_pool().pages([0, 1]))
+    statuses = a_writer(client).set(["a", "b"], a_pool().pages([0, 1]))
     assert (statuses, len(client.asked)) == ([_native.STATUS_OF_CODE[code]] * 2, 1)
 
 

@@ -279,7 +279,7 @@ class Client:
 
     def _ask(self, call: Callable[[], Any], count: int) -> list[int]:
         """Call natively if the master is there, and hold the library to one code a name."""
-        return _whole(call(), count) if self.holds() else [RPC_FAIL] * count
+        return whole(call(), count) if self.holds() else [RPC_FAIL] * count
 
     def holds(self) -> bool:
         """Tell whether the master is there."""
@@ -328,7 +328,7 @@ def _buffers(locs: Pages, trailers: Pages | None) -> tuple[list[int], list[int],
     return with_tails, (sizes[:width] + tail_sizes[:1]) * len(tails), width + 1
 
 
-def _whole(codes: list[int], count: int) -> list[int]:
+def whole(codes: list[int], count: int) -> list[int]:
     """A short answer tells nothing about any page."""
     return codes if len(codes) == count else [-1] * count
 

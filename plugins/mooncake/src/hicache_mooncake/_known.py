@@ -62,7 +62,8 @@ class KnownKeys:
         fresh = time.monotonic() < self._absent_until
         known = fresh and (keys <= now or keys - now <= before)
         now -= keys
-        before -= keys
+        if before:
+            before -= keys
         return known
 
     def note_bad(self, key: str, status: Status, seconds: float = BAD_S) -> None:
@@ -123,12 +124,15 @@ class KnownKeys:
 
 
 class Writers:
-    """Keys of one namespace that some thread of this process is setting; thread-safe."""
+    """Batches of one namespace that some thread of this process is setting; thread-safe.
+
+    Batches and not keys: there are a handful at most, and usually none.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._keys: set[str] = set()
+        self._batches: list[set[str]] = []
         self._waiting = 0
 
     def claim(self, keys: set[str], deadline: float) -> bool | None:
@@ -138,27 +142,28 @@ class Writers:
             to wait for somebody, None when that took longer than the deadline.
         """
         with self._lock:
-            if self._keys.isdisjoint(keys):
-                self._keys |= keys
-                return True
-            self._waiting += 1
+            alone = self._is_free(keys)
+            self._waiting += not alone
             try:
-                while not self._keys.isdisjoint(keys):
+                while not self._is_free(keys):
                     left = deadline - time.monotonic()
                     if left <= 0:
                         return None
                     self._changed.wait(left)
             finally:
-                self._waiting -= 1
-            self._keys |= keys
-            return False
+                self._waiting -= not alone
+            self._batches.append(keys)
+            return alone
 
     def release(self, keys: set[str]) -> None:
-        """Let others write them."""
+        """Let others write them; ``keys`` is the set that was claimed."""
         with self._lock:
-            self._keys -= keys
+            self._batches = [batch for batch in self._batches if batch is not keys]
             if self._waiting:
                 self._changed.notify_all()
+
+    def _is_free(self, keys: set[str]) -> bool:
+        return all(batch.isdisjoint(keys) for batch in self._batches)
 
 
 class _AllWriters:

@@ -61,7 +61,7 @@ def wait_for(what: str, condition: Callable[[], bool], timeout_s: float) -> None
 class Master:
     """A mooncake_master; the same ports across restarts."""
 
-    def __init__(self, *arguments: str, lease_ms: int = 2000, client_ttl_s: int = 10) -> None:
+    def __init__(self, *arguments: str, lease_ms: int = 1000, client_ttl_s: int = 10) -> None:
         self.port, self.metrics_port = free_port(), free_port()
         self._arguments = [
             "--rpc_address=127.0.0.1",

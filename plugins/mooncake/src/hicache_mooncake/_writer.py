@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from hicache_core import Pages, Status
 from hicache_mooncake import _native
 from hicache_mooncake._checksum import TRAILER_NBYTES, Trailers
-from hicache_mooncake._client import MAX_BUFFERS, Client, Names
+from hicache_mooncake._client import MAX_BUFFERS, Client, Names, whole
 from hicache_mooncake._known import KnownKeys, writers_of
 from hicache_mooncake._native import NO_ANSWER, STATUS_OF_CODE
 
@@ -45,8 +45,19 @@ class Writer:
         self._replication = client.replication
         self._writers = writers_of(names.prefix)
 
-    def set(self, keys: Sequence[str], key_set: set[str], locs: Pages) -> list[Status]:
-        """Store slots under different keys, unless a good value is there; ``key_set`` holds the same keys."""
+    def set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+        """Store slots, unless a good value is there; of a repeated key the first one."""
+        key_set = set(keys)
+        if len(key_set) == len(keys):
+            return self._set_distinct(keys, key_set, locs)
+        first: dict[str, int] = {}
+        for position, key in enumerate(keys):
+            first.setdefault(key, position)
+        statuses = self._set_distinct(list(first), key_set, locs.take(list(first.values())))
+        found = dict(zip(first, statuses, strict=True))
+        return [found[key] for key in keys]
+
+    def _set_distinct(self, keys: Sequence[str], key_set: set[str], locs: Pages) -> list[Status]:
         alone = self._writers.claim(key_set, time.monotonic() + self._timeout_s)
         if alone is None:
             return [Status.TIMEOUT] * len(keys)
@@ -110,8 +121,7 @@ class Writer:
     def _put(self, names: Sequence[str], locs: Pages, trailers: Pages | None) -> list[int]:
         started = time.monotonic()
         if trailers is None and locs.segments_per_page == 1 and len(names) <= MAX_BUFFERS and self._holds():
-            codes: list[int] = self._put_from(names, *locs.addresses(), self._replication)
-            codes = codes if len(codes) == len(names) else [-1] * len(names)
+            codes = whole(self._put_from(names, *locs.addresses(), self._replication), len(names))
         else:
             codes = self._client.put(names, locs, trailers)
         if codes.count(0) == len(codes) or NO_ANSWER & set(codes):

@@ -161,25 +161,14 @@ class MooncakeStore(HiCacheStorage):
             self._check(keys, locs, writes_slots=True)
             if not keys:
                 return []
-            get = self._opened(self._reader).get
-            if len(set(keys)) == len(keys):
-                return get(keys, locs)
-            first = _first_positions(keys)
-            statuses = get([keys[i] for i in first], locs.take(first))
-            return _spread(keys, first, statuses, locs)
+            return self._opened(self._reader).get(keys, locs)
 
     def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         with self._gate:
             self._check(keys, locs)
             if not keys:
                 return []
-            store = self._opened(self._writer).set
-            key_set = set(keys)
-            if len(key_set) == len(keys):
-                return store(keys, key_set, locs)
-            first = _first_positions(keys)
-            statuses = store([keys[i] for i in first], key_set, locs.take(first))
-            return _spread(keys, first, statuses, None)
+            return self._opened(self._writer).set(keys, locs)
 
     def batch_remove(self, keys: Sequence[str]) -> list[Status]:
         with self._gate:
@@ -223,26 +212,3 @@ def _presence(code: int) -> Status:
     if code == 1:
         return OK
     return MISS if code == 0 else STATUS_OF_CODE.get(code, Status.UNAVAILABLE)
-
-
-def _first_positions(keys: Sequence[str]) -> list[int]:
-    """Give where each key stands first."""
-    first: dict[str, int] = {}
-    for position, key in enumerate(keys):
-        first.setdefault(key, position)
-    return list(first.values())
-
-
-def _spread(
-    keys: Sequence[str], first: Sequence[int], statuses: Sequence[Status], locs: Pages | None
-) -> list[Status]:
-    """Give repeated keys the status of their first place, and its bytes where slots are to be filled."""
-    found = {keys[position]: (position, status) for position, status in zip(first, statuses, strict=True)}
-    spread = []
-    for position, key in enumerate(keys):
-        source, status = found[key]
-        if locs is not None and status is OK and position != source:
-            for target, filled in zip(locs.views(position), locs.views(source), strict=True):
-                target[:] = filled
-        spread.append(status)
-    return spread
