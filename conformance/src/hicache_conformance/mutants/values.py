@@ -210,7 +210,7 @@ class StoresInTwoSteps(MemoryStorage):
                 value = b"".join(locs.views(position))
                 if store.contains(self._namespace, [key]) == [MISS]:
                     store.set(self._namespace, [key], [value[: len(value) // 2]])
-                    pause_for(0.002)
+                    pause_for(0.01)
                 store.set(self._namespace, [key], [value])
             return [OK] * len(keys)
 
