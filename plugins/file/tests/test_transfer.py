@@ -85,9 +85,10 @@ def test_a_page_of_many_segments_has_the_sum_of_its_bytes() -> None:
 
 
 def test_a_chunk_takes_no_more_buffers_than_the_kernel(fd: int) -> None:
-    assert transfer.pages_per_chunk(64, 1) == 1024
-    assert transfer.pages_per_chunk(128, 128) == 8
-    assert transfer.pages_per_chunk(1 << 20, 1) == 1
+    assert transfer.pages_per_chunk(64, 1, summed=True) == 1024
+    assert transfer.pages_per_chunk(128, 128, summed=True) == 8
+    assert transfer.pages_per_chunk(1 << 20, 1, summed=True) == 1
+    assert transfer.pages_per_chunk(1 << 20, 1, summed=False) == 2
     source = bytearray(os.urandom(2000 * 64))
     write_pages(fd, 0, views_of(source, 2000), 1, 64, None)
     assert os.pread(fd, len(source), 0) == source

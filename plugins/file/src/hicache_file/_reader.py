@@ -158,7 +158,7 @@ def _chunks(
 ) -> list[Chunk]:
     """Cut pages of one file, in its order, into runs of neighbours of at most a chunk."""
     nbytes = locs.nbytes
-    step = pages_per_chunk(nbytes, locs.segments_per_page)
+    step = pages_per_chunk(nbytes, locs.segments_per_page, summed=sums is not None)
     breaks = ((offsets[1:] - offsets[:-1]) != nbytes).nonzero()[0].tolist()
     starts, order = offsets.tolist(), positions.tolist()
     chunks: list[Chunk] = []
