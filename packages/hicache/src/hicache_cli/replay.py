@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hicache_cli.described import provider_and_spec
+from hicache_cli.extensions import add_options, chosen
 from hicache_cli.html import replay_page
 from hicache_cli.load import DEFAULT_REQUESTS, conversations
 from hicache_cli.output import backend_options, console, emit_json, html_option, json_option
@@ -69,6 +70,7 @@ def replay(
     wrong, or the store answered with errors.
     """
     trace, source = _requests(trace_file, rest["limit"], rest["seed"])
+    engine = chosen(_EXTENSIONS, rest, rest["workers"])
     capacity = rest["capacity_pages"] * page_bytes if rest["capacity_pages"] else None
     with opened_target(backend, options, capacity=capacity) as target:
         job = Job(
@@ -77,6 +79,7 @@ def replay(
             tenant=f"replay-{rest['keep'] or uuid.uuid4().hex}",
             page_nbytes=page_bytes,
             timeout_s=rest["timeout_s"],
+            engine=engine,
         )
         report = _run(job, target, trace, source, capacity, workers=rest["workers"], keep=bool(rest["keep"]))
     if rest["html_file"]:
@@ -87,6 +90,10 @@ def replay(
         _print(report)
     if report.trouble:
         raise click.exceptions.Exit(1)
+
+
+#: This module is imported when `replay` is invoked, so nothing else pays for the scan.
+_EXTENSIONS = add_options(replay)
 
 
 def _requests(trace_file: Any, limit: int | None, seed: int) -> tuple[Trace, str]:

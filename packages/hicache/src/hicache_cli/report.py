@@ -40,9 +40,12 @@ class ReplayReport:
     @property
     def break_even_tokens_s(self) -> float | None:
         """Tokens a second of prefill above which recomputing beats fetching; None without a hit."""
-        if not self.tally.hit_tokens or not self.fetch_seconds:
+        fetched = self.tally.hit_tokens
+        if self.tally.tiers:  # what was in memory was not fetched
+            fetched = min(fetched, self.tally.tiers["store"] * BLOCK_TOKENS)
+        if not fetched or not self.fetch_seconds:
             return None
-        return self.tally.hit_tokens / self.fetch_seconds
+        return fetched / self.fetch_seconds
 
     @property
     def trouble(self) -> list[str]:
@@ -73,6 +76,7 @@ class ReplayReport:
             "blocks": tally.blocks,
             "hit_blocks": tally.hit_blocks,
             "hit_rate_blocks": share(tally.hit_blocks, tally.blocks),
+            "hit_blocks_by_tier": dict(tally.tiers),
             "tokens": tally.tokens,
             "hit_tokens": tally.hit_tokens,
             "hit_rate_tokens": share(tally.hit_tokens, tally.tokens),
@@ -109,6 +113,9 @@ class ReplayReport:
             f"{'s' if self.workers > 1 else ''}, a page of {nbytes_text(self.page_nbytes)} "
             f"for each block of {BLOCK_TOKENS} tokens.",
         ]
+        if tally.tiers:
+            shares = (f"{count:,} from the {tier}" for tier, count in sorted(tally.tiers.items()))
+            lines.insert(1, f"Of these hits, {' and '.join(shares)}.")
         if not tally.wrong:
             lines.append(
                 f"{tally.verified:,} pages came back, every byte as it was set "

@@ -44,6 +44,8 @@ class Tally:
     hit_blocks: int = 0
     tokens: int = 0
     hit_tokens: int = 0
+    tiers: Counter[str] = field(default_factory=Counter)
+    """Hit blocks by the tier that had them; empty where the store is the only one."""
     verified: int = 0
     """Pages that came back and held exactly what was set."""
     wrong: int = 0
@@ -77,6 +79,7 @@ class Tally:
         self.store_nbytes = max(known, default=None)
         for name in ("requests", "blocks", "hit_blocks", "tokens", "hit_tokens", "verified", "wrong"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.tiers.update(other.tiers)
         self.named = (self.named + other.named)[:MAX_NAMED]
         for verb, theirs in other.verbs.items():
             mine = self.verbs[verb]

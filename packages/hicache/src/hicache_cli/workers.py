@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from hicache_cli.extensions import PlayThrough
 from hicache_cli.pagebytes import PageBytes
 from hicache_cli.player import Player, Slots, replay_identity
 from hicache_cli.tally import Tally
@@ -38,6 +39,8 @@ class Job:
     tenant: str
     page_nbytes: int
     timeout_s: float
+    engine: PlayThrough | None = None
+    """What plays the requests instead of the player; see extensions.py."""
 
 
 class WorkerFailed(HiCacheError):
@@ -75,8 +78,11 @@ def _play_here(
     progress: Callable[[int], None],
     ready: Callable[[], None] = lambda: None,
 ) -> Tally:
-    slots = Slots(job.page_nbytes)
     contents = PageBytes(job.page_nbytes)
+    if job.engine is not None:
+        ready()
+        return job.engine(job, requests, progress)
+    slots = Slots(job.page_nbytes)
     with open_cache(job, [slots.pool]) as cache:
         ready()
         tally = Player(cache, slots, contents).play(requests, progress)
