@@ -61,7 +61,7 @@ def a_reader(client):
 def test_c15_a_full_store_is_asked_once_more_after_a_pause():
     """Eviction runs in the master's own time."""
     client = ScriptedClient([0, -200, -200], [0, -200])
-    statuses = a_writer(client).set(["a", "b", "c"], a_pool().pages([0, 1, 2]))
+    statuses = a_writer(client).write(["a", "b", "c"], a_pool().pages([0, 1, 2]))
     assert statuses == [OK, OK, Status.NO_SPACE]
     assert client.asked == [["a", "b", "c"], ["b", "c"]]
 
@@ -69,7 +69,7 @@ def test_c15_a_full_store_is_asked_once_more_after_a_pause():
 @pytest.mark.parametrize("code", [_native.RPC_FAIL, _native.RPC_TIMEOUT])
 def test_a_master_without_an_answer_is_not_asked_again(code):
     client = ScriptedClient([code, code])
-    statuses = a_writer(client).set(["a", "b"], a_pool().pages([0, 1]))
+    statuses = a_writer(client).write(["a", "b"], a_pool().pages([0, 1]))
     assert (statuses, len(client.asked)) == ([_native.STATUS_OF_CODE[code]] * 2, 1)
 
 
@@ -77,13 +77,13 @@ def test_a_get_slower_than_its_leases_is_cut_into_parts():
     pool = a_pool(pages=8)
     keys = [f"k{i}" for i in range(8)]
     client = ScriptedClient([-707] * 8, [NBYTES] * 2, [NBYTES] * 2, [NBYTES] * 2, [NBYTES] * 2)
-    assert a_reader(client).get(keys, pool.pages(range(8))) == [OK] * 8
+    assert a_reader(client).read(keys, pool.pages(range(8))) == [OK] * 8
     assert client.asked == [keys, keys[:2], keys[2:4], keys[4:6], keys[6:]]
 
 
 def test_a_connection_that_went_stale_is_tried_once_more():
     client = ScriptedClient([NBYTES, -800], [-800])
-    assert a_reader(client).get(["a", "b"], a_pool().pages([0, 1])) == [OK, Status.ERROR]
+    assert a_reader(client).read(["a", "b"], a_pool().pages([0, 1])) == [OK, Status.ERROR]
     assert client.asked == [["a", "b"], ["b"]]
 
 
@@ -102,12 +102,12 @@ def test_a_connection_that_went_stale_is_tried_once_more():
     ],
 )
 def test_each_code_of_a_get_has_its_status(code, status):
-    assert a_reader(ScriptedClient([code])).get(["a"], a_pool().pages([0])) == [status]
+    assert a_reader(ScriptedClient([code])).read(["a"], a_pool().pages([0])) == [status]
 
 
 def test_an_answer_of_another_length_is_believed_for_no_page():
     client = ScriptedClient([NBYTES])
-    assert a_reader(client).get(["a", "b"], a_pool().pages([0, 1])) == [Status.ERROR] * 2
+    assert a_reader(client).read(["a", "b"], a_pool().pages([0, 1])) == [Status.ERROR] * 2
 
 
 @pytest.mark.clause("C5")

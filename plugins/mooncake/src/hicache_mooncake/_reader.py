@@ -45,7 +45,7 @@ class Reader:
         self._get_into = client.native.batch_get_into
         self._pending_s = min(_PENDING_S, 0.5 * timeout_s)
 
-    def get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+    def read(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         """Read objects into their slots; keys may be repeated.
 
         The usual case stands here, in one place: after a transfer everything is cold, and each function

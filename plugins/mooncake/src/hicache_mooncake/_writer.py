@@ -45,7 +45,7 @@ class Writer:
         self._replication = client.replication
         self._writers = writers_of(names.prefix)
 
-    def set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+    def write(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         """Store slots, unless a good value is there; of a repeated key the first one."""
         key_set = set(keys)
         if len(key_set) == len(keys):

@@ -161,14 +161,14 @@ class MooncakeStore(HiCacheStorage):
             self._check(keys, locs, writes_slots=True)
             if not keys:
                 return []
-            return self._opened(self._reader).get(keys, locs)
+            return self._opened(self._reader).read(keys, locs)
 
     def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         with self._gate:
             self._check(keys, locs)
             if not keys:
                 return []
-            return self._opened(self._writer).set(keys, locs)
+            return self._opened(self._writer).write(keys, locs)
 
     def batch_remove(self, keys: Sequence[str]) -> list[Status]:
         with self._gate:
