@@ -1,10 +1,7 @@
 """Moving pages between slots and files: open, transfer, judge; or make, transfer, rename.
 
-Files are opened, made, renamed and closed by the calling thread and moved in
-chunks by the lanes: the former are many short calls, between which two threads
-would only hand the interpreter lock to and fro (two lanes that share all of a
-set of 64 KiB pages take as long as one); copying is few long calls without the
-lock. Hashing belongs to the lanes from 256 KiB a page.
+The calling thread opens, makes, renames and closes files; chunks of them are moved
+by the lanes (lanes.py says how).
 """
 
 from __future__ import annotations
@@ -12,9 +9,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Sequence
 
-from hicache_core import Namespace, Pages, Status
+from hicache_core import Namespace, Status
 from hicache_nixl._native import Agent, Region, Scratch, TransferFailed
 from hicache_nixl.folders import Folders, status_of, unlink
 from hicache_nixl.places import Moving, OnePage
@@ -58,10 +56,10 @@ class Mover:
         #: path -> inode of a file on which a get has failed (C6), unless it was cut.
         self._bad: dict[str, int] = {}
 
-    def pages_a_chunk(self, locs: Pages) -> int:
+    def pages_a_chunk(self, batch: Moving) -> int:
         """How many pages one transfer carries."""
-        by_size = CHUNK_NBYTES // max(1, locs.nbytes)
-        by_descriptors = self._max_descriptors // locs.segments_per_page
+        by_size = CHUNK_NBYTES // max(1, batch.nbytes)
+        by_descriptors = self._max_descriptors // batch.segments
         return max(1, min(MAX_CHUNK_PAGES, by_size, by_descriptors))
 
     def file_nbytes(self, page_nbytes: int) -> int:
@@ -72,11 +70,13 @@ class Mover:
 
     def open(self, batch: Moving, positions: Sequence[int]) -> list[OnePage]:
         """Open the files of pages and read their trailers; what is not there has its status set."""
-        path_of, open_file, read_at = self._folders.path, os.open, os.pread
-        keys, statuses, wanted = batch.keys, batch.statuses, batch.nbytes
-        pages = []
+        open_file, read_at = os.open, os.pread
+        paths, statuses, wanted = batch.paths, batch.statuses, batch.nbytes
+        pages: list[OnePage] = []
+        if time.monotonic() > batch.deadline:
+            return pages
         for position in positions:
-            path = path_of(keys[position])
+            path = paths[position]
             try:
                 descriptor = open_file(path, _TO_READ)
             except OSError as error:
@@ -112,17 +112,9 @@ class Mover:
         for slot, page in enumerate(pages):
             if whole or (len(pages) > 1 and self._transfer(agent, "READ", batch, [page])):
                 page.moved = True
-                if batch.in_lanes:
-                    self._judge(batch, page, self._staged(agent, batch, page, slot if whole else 0))
+                self._judge(batch, page, self._staged(agent, batch, page, slot if whole else 0))
             else:
                 batch.statuses[page.position] = self._why_not_read(page)
-
-    def judge(self, batch: Moving, pages: Sequence[OnePage]) -> None:
-        """Judge what the lanes have only moved."""
-        if not batch.in_lanes:
-            for page in pages:
-                if page.moved:
-                    self._judge(batch, page, None)
 
     def _judge(self, batch: Moving, page: OnePage, staged: memoryview | None) -> None:
         """Believe a page only when its trailer and checksum agree; copy it out where it was staged."""
@@ -151,9 +143,11 @@ class Mover:
 
     def make(self, batch: Moving, positions: Sequence[int]) -> list[OnePage]:
         """Create the temporary files of pages; what cannot be made has its status set."""
-        pages = []
+        pages: list[OnePage] = []
+        if time.monotonic() > batch.deadline:
+            return pages
         for position in positions:
-            place = self._folders.path(batch.keys[position])
+            place = batch.paths[position]
             temporary = f"{place[: place.rindex('/')]}/.{batch.token}-{position}.tmp"
             try:
                 try:
@@ -167,15 +161,12 @@ class Mover:
             page = OnePage(position, place, descriptor)
             page.temporary = temporary
             pages.append(page)
-            if not batch.in_lanes:
-                self._seal(batch, page)
         return pages
 
     def write(self, agent: Agent, batch: Moving, pages: Sequence[OnePage]) -> None:
         """Write one chunk of pages to their temporary files."""
-        if batch.in_lanes:
-            for page in pages:
-                self._seal(batch, page)
+        for page in pages:
+            self._seal(batch, page)
         pages = [page for page in pages if batch.statuses[page.position] is Status.SKIPPED]
         if not pages:
             return

@@ -18,6 +18,8 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from hicache_core import HostPool, Pages, Status, Usage
 from hicache_core.errors import BackendTimeout, BackendUnavailable, StorageClosed
@@ -54,20 +56,23 @@ class FileStore:
 
     def contains(self, keys: Sequence[str], deadline: float) -> list[Status]:
         """Look at each file's size; open one only where the size is not what its component has."""
-        path, wanted = self._folders.path, self._page_nbytes.get
-        return [self._look(key, path(key), wanted(key.rpartition(".")[2])) for key in keys]
+        wanted = self._page_nbytes.get
+        places = self._folders.paths(keys)
+        return [
+            self._look(key, place, wanted(key.rpartition(".")[2]))
+            for key, place in zip(keys, places, strict=True)
+        ]
 
     def get(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
         """Read pages; statuses by position."""
-        batch = Moving(keys, locs, deadline, direct=self._mover.direct)
-        size = self._mover.pages_a_chunk(locs)
-        for start in range(0, len(keys), MAX_OPEN):
-            pages = self._mover.open(batch, range(start, min(start + MAX_OPEN, len(keys))))
-            try:
-                self._move(pages, batch, size, self._mover.read)
-                self._mover.judge(batch, pages)
-            finally:
-                self._mover.close(pages)
+        paths = self._folders.paths(keys)
+        batch = Moving(keys, paths, locs, deadline, direct=self._mover.direct)
+        mover = self._mover
+        self._move(
+            range(len(keys)),
+            batch,
+            Steps(partial(mover.open, batch), mover.read, mover.close),
+        )
         batch.settle(range(len(keys)))
         if self._budget is not None:
             self._mark(key for key, status in zip(keys, batch.statuses, strict=True) if status is _OK)
@@ -75,29 +80,26 @@ class FileStore:
 
     def set(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
         """Write the pages that are not there yet; statuses by position."""
-        batch = Moving(keys, locs, deadline, direct=self._mover.direct)
+        paths = self._folders.paths(keys)
+        batch = Moving(keys, paths, locs, deadline, direct=self._mover.direct)
         statuses = batch.statuses
         first_of: dict[str, int] = {}
         absent = []
         for position, key in enumerate(keys):
             if first_of.setdefault(key, position) != position:
                 continue
-            if self._look(key, self._folders.path(key), locs.nbytes) is _OK:
+            place = paths[position]  # asking whether it exists costs a third of a stat that fails
+            if os.access(place, os.F_OK) and self._look(key, place, locs.nbytes) is _OK:
                 statuses[position] = _OK
             else:
                 absent.append(position)
         if self._budget is not None:
             self._mark(key for key, position in first_of.items() if statuses[position] is _OK)
             absent = self._reserved(self._budget, absent, batch)
-        size = self._mover.pages_a_chunk(locs)
-        for start in range(0, len(absent), MAX_OPEN):
-            if time.monotonic() > batch.deadline:
-                break
-            pages = self._mover.make(batch, absent[start : start + MAX_OPEN])
-            try:
-                self._move(pages, batch, size, self._mover.write)
-            finally:
-                self._mover.publish(batch, pages)
+        mover = self._mover
+        self._move(
+            absent, batch, Steps(partial(mover.make, batch), mover.write, partial(mover.publish, batch))
+        )
         batch.settle(absent)
         if self._budget is not None:
             self._return([p for p in absent if statuses[p] is not _OK], batch)
@@ -175,41 +177,33 @@ class FileStore:
         if self._budget is not None:
             self._budget.abandon_in_child()
 
-    def _move(
-        self,
-        pages: Sequence[OnePage],
-        batch: Moving,
-        size: int,
-        verb: Callable[[Agent, Moving, Sequence[OnePage]], None],
-    ) -> None:
-        """Move pages in chunks over the lanes; what is not begun by the deadline stays SKIPPED."""
-        chunks = [pages[start : start + size] for start in range(0, len(pages), size)]
+    def _move(self, positions: Sequence[int], batch: Moving, steps: Steps) -> None:
+        """Take pages through the steps; what is not begun by the deadline stays SKIPPED."""
+        size = self._mover.pages_a_chunk(batch)
+        nbytes = len(positions) * batch.nbytes
+        if not batch.in_lanes:
+            chunks = [positions[start : start + size] for start in range(0, len(positions), size)]
+            with _Borrowed(self._agents, batch) as borrowed:
+                self._lanes.overlap(
+                    chunks, steps.begin, lambda pages: borrowed.move(steps.move, pages), steps.end, nbytes
+                )
+            return
 
         def drain(shared: Iterator[Sequence[OnePage]]) -> None:
-            agent: Agent | None = None
-            try:
-                for chunk in shared:
-                    if time.monotonic() > batch.deadline:
-                        return
-                    if agent is not None and agent.spent:
-                        agent = self._agents.give(agent)
-                    if agent is None:
-                        agent = self._agents.take(batch.deadline)
-                    verb(agent, batch, chunk)
-            except BackendTimeout:
-                return
-            except (BackendUnavailable, StorageClosed):
-                batch.trouble = Status.UNAVAILABLE
-            finally:
-                if agent is not None:
-                    self._agents.give(agent)
+            with _Borrowed(self._agents, batch) as borrowed:
+                for pages in shared:
+                    borrowed.move(steps.move, pages)
 
-        self._lanes.run(chunks, drain, len(pages) * batch.nbytes)
+        for start in range(0, len(positions), MAX_OPEN):
+            pages = steps.begin(positions[start : start + MAX_OPEN])
+            try:
+                chunks = [pages[at : at + size] for at in range(0, len(pages), size)]
+                self._lanes.share(chunks, drain, nbytes)
+            finally:
+                steps.end(pages)
 
     def _look(self, key: str, place: str, wanted: int | None) -> Status:
         """Judge a file by its size; by its trailer where the size tells nothing."""
-        if not os.access(place, os.F_OK):  # a third of what a failing stat costs
-            return _MISS
         try:
             nbytes = os.stat(place, follow_symlinks=False).st_size
         except OSError as error:
@@ -269,3 +263,46 @@ def stored_nbytes(entry: Entry) -> int:
             return stored_page_nbytes(file.read(TRAILER_NBYTES)) or 0
     except OSError:
         return 0
+
+
+class Steps(NamedTuple):
+    """What becomes of pages: begun and ended by the calling thread, moved by either."""
+
+    begin: Callable[[Sequence[int]], list[OnePage]]
+    move: Callable[[Agent, Moving, Sequence[OnePage]], None]
+    end: Callable[[Sequence[OnePage]], None]
+
+
+class _Borrowed:
+    """An agent for one lane of one batch: taken when needed, replaced when spent, given back at the end."""
+
+    def __init__(self, agents: Agents, batch: Moving) -> None:
+        self._agents = agents
+        self._batch = batch
+        self._agent: Agent | None = None
+
+    def __enter__(self) -> _Borrowed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._agent is not None:
+            self._agent = self._agents.give(self._agent)
+
+    def move(
+        self, verb: Callable[[Agent, Moving, Sequence[OnePage]], None], pages: Sequence[OnePage]
+    ) -> None:
+        """Move pages; where there is no time or no agent they stay SKIPPED, and the batch knows why."""
+        batch = self._batch
+        if not pages or time.monotonic() > batch.deadline:
+            return
+        if self._agent is not None and self._agent.spent:
+            self._agent = self._agents.give(self._agent)
+        if self._agent is None:
+            try:
+                self._agent = self._agents.take(batch.deadline)
+            except BackendTimeout:
+                return
+            except (BackendUnavailable, StorageClosed):
+                batch.trouble = Status.UNAVAILABLE
+                return
+        verb(self._agent, batch, pages)

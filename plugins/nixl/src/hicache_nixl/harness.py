@@ -23,7 +23,7 @@ import xxhash
 
 from hicache_conformance.harness import BaseHarness, Damage, HarnessError
 from hicache_core import HiCacheError, Namespace
-from hicache_nixl.seaweed import ACCESS_KEY, BUCKET, SECRET_KEY, Seaweed, SeaweedError, program
+from hicache_nixl.seaweed import Seaweed, SeaweedError, program
 
 _TRAILER_NBYTES = 64
 _DAMAGES = ("damage_flip", "damage_zero", "damage_truncate", "damage_lose")
@@ -158,8 +158,7 @@ class ObjectHarness(NixlHarness):
         self._server.stop()
 
     def options(self) -> dict[str, Any]:
-        place = {"bucket": BUCKET, "endpoint": self._server.endpoint}
-        return self.given | place | {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+        return self.given | self._server.options()
 
     def kill(self) -> None:
         self._server.kill()

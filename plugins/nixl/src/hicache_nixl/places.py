@@ -18,15 +18,18 @@ from hicache_nixl._native import Region
 from hicache_nixl.agents import memory_kind
 from hicache_nixl.trailer import BLOCK_NBYTES, rounded
 
-#: Page size from which hashing in two threads gains more than the interpreter lock costs them.
+#: Page size from which two threads that do the same gain more than the interpreter lock costs them.
 WORTH_A_LANE_NBYTES = 256 << 10
 
 
 class Moving:
     """A batch: what is moved, until when, and a status a page."""
 
-    def __init__(self, keys: Sequence[str], locs: Pages, deadline: float, *, direct: bool) -> None:
+    def __init__(
+        self, keys: Sequence[str], paths: list[str], locs: Pages, deadline: float, *, direct: bool
+    ) -> None:
         self.keys = keys
+        self.paths = paths
         self.nbytes = locs.nbytes
         self.deadline = deadline
         self.statuses = [Status.SKIPPED] * len(keys)
@@ -41,8 +44,8 @@ class Moving:
         self._buffers = locs.buffers() if self.on_host else []
         #: True where O_DIRECT cannot reach the segments themselves.
         self.staged = direct and self.on_host and not self._is_aligned()
-        #: True where the lanes hash too; staged pages must be hashed before their blocks are used again.
-        self.in_lanes = self.staged or self.nbytes >= WORTH_A_LANE_NBYTES
+        #: True where both lanes do all of a chunk; else the helper moves what the caller prepares.
+        self.in_lanes = self.nbytes >= WORTH_A_LANE_NBYTES
 
     def views(self, position: int) -> list[memoryview]:
         """Give the segments of a page in host memory."""

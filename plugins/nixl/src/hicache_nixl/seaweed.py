@@ -71,6 +71,11 @@ class Seaweed:
         """The server's process, while it runs."""
         return None if self._process is None else self._process.pid
 
+    def options(self) -> dict[str, str]:
+        """Give the options of a storage on its bucket."""
+        place = {"bucket": BUCKET, "endpoint": self.endpoint}
+        return place | {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+
     def start(self) -> None:
         """Start an empty server with one bucket and wait until it answers."""
         self._folder = Path(tempfile.mkdtemp(prefix="hicache-seaweed-"))

@@ -1,0 +1,71 @@
+"""What the tests of hicache-nixl arrange with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hicache_conformance.builders import Arena, in_segments, page_bytes
+from hicache_core import Component, HiCacheStorageConfig, Identity, Namespace, Placement
+from hicache_nixl.options import NixlOptions
+from hicache_nixl.storage import HiCacheNixl
+
+__all__ = [  # for the programs of tests, which import everything
+    "Arena",
+    "a_component",
+    "a_config",
+    "a_storage",
+    "an_arena",
+    "file_of",
+    "keys_of",
+    "open_descriptors",
+    "page_bytes",
+    "stored",
+]
+
+NBYTES = 8192
+
+
+def a_component(nbytes: int = NBYTES, name: str = "kv", shard: Any = "whole") -> Component:
+    return Component(name, shard=shard, byte_order="page_first", format="bf16", page_nbytes=nbytes)
+
+
+def a_config(
+    timeout_s: float = 10.0, placement: Placement | None = None, **identity: Any
+) -> HiCacheStorageConfig:
+    who = Identity.for_tests(**identity)
+    return HiCacheStorageConfig(
+        namespace=Namespace.of(who), identity=who, placement=placement or Placement(), timeout_s=timeout_s
+    )
+
+
+def a_storage(config: HiCacheStorageConfig | None = None, **options: Any) -> HiCacheNixl:
+    return HiCacheNixl(config or a_config(), NixlOptions(**options))
+
+
+def an_arena(
+    pages: int, nbytes: int = NBYTES, segments: int = 1, component: Component | None = None
+) -> Arena:
+    return Arena(component or a_component(nbytes), pages, in_segments(segments))
+
+
+def keys_of(arena: Arena, *labels: str) -> list[str]:
+    return arena.component.keys(list(labels))
+
+
+def stored(storage: HiCacheNixl, arena: Arena, keys: list[str]) -> None:
+    """Fill the first slots with their keys' pages and store them."""
+    for index, key in enumerate(keys):
+        arena.fill(index, page_bytes(key, arena.nbytes))
+    assert storage.batch_set(keys, arena.pages(range(len(keys)))) == [1] * len(keys)
+    arena.freeze()
+
+
+def file_of(folder: Path, storage: HiCacheNixl, key: str) -> Path:
+    (found,) = (folder / storage.config.namespace.id).glob(f"??/{key}")
+    return found
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
