@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hicache_aibrix.library import _attributes, _load, _wanted
+from hicache_aibrix.making import attributes, load, settings_of
 from hicache_aibrix.options import AibrixOptions
 from hicache_core import Component, HiCache, HostPool, Identity, Placement
 
@@ -29,11 +29,11 @@ PAGE_NBYTES, PAGES, FLOOR = 1 << 18, 128, 0.8
 
 def bare(kind: str, root: str) -> Any:
     """Make a manager whose blocks are pages."""
-    native = _load()
+    native = load()
     package = native.package
-    wanted = _wanted(AibrixOptions(backend=kind, root=root), "bare", 30.0)  # type: ignore[arg-type]
+    wanted = settings_of(AibrixOptions(backend=kind, root=root), "bare", 30.0)  # type: ignore[arg-type]
     wanted |= {"AIBRIX_KV_CACHE_OL_CHUNK_SIZE": PAGES, "AIBRIX_KV_CACHE_OL_L2_CACHE_OP_BATCH": 32}
-    with _attributes(native.envs, wanted):
+    with attributes(native.envs, wanted):
         tensor = package.KVCacheTensorSpec(heads=[0], layers=[0], head_size=PAGE_NBYTES // 2)
         block = package.KVCacheBlockSpec(1, torch.uint8, package.KVCacheBlockLayout.NCLD, tensor)
         return package.BaseKVCacheManager(package.KVCacheConfig(block, package.ModelSpec(PAGES)))

@@ -21,55 +21,44 @@ What is worked around, each shown by tests/test_defects.py (aibrix-kvcache 0.8.0
 from __future__ import annotations
 
 import contextlib
-import importlib
-import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from hicache_aibrix.making import Native, close_loop, load, make_manager, prepare_root
 from hicache_aibrix.options import AibrixOptions
 from hicache_aibrix.record import TRAILER_NBYTES, verdict
 from hicache_core.errors import (
-    BackendDependencyMissing,
-    BackendIncompatible,
     BackendTimeout,
-    BackendUnavailable,
 )
 from hicache_core.status import OK, Status
-
-VERSIONS = ((0, 8), (0, 9))
-_INSTALL = "Run: pip install 'hicache-aibrix[aibrix]'"
-_PREFIX = "AIBRIX_KV_CACHE_OL_"
-#: More keys than any call has, so that the library attempts all of them instead of stopping at a bad batch.
-_ALL_AT_ONCE = 1 << 20
-_TOUCHED = ("_exists", "_get", "_put", "_delete")
 
 _making = threading.Lock()
 _open: dict[tuple[str, str, str], Library] = {}
 
 
 class Record:
-    """What the library takes for a memory region: it fills ``value``, or asks for it.
+    """What the library takes for a memory region: it fills ``value``, or has it made.
 
     The connectors use ``length``, ``fill`` and ``tobytes``; a handle's release
     calls ``ref_down``. Nothing but this object holds the bytes, so a call that
     comes back late harms nobody.
     """
 
-    __slots__ = ("length", "value")
+    __slots__ = ("length", "make", "value")
 
-    def __init__(self, length: int, value: bytes | None = None) -> None:
+    def __init__(self, length: int, make: Callable[[], bytes] = bytes) -> None:
         self.length = length
-        self.value = value
+        #: Makes the value when it is its turn: a batch of them would be as much new memory again.
+        self.make = make
+        self.value: bytes | None = None
 
     def fill(self, value: bytes) -> None:
         self.value = value
 
     def tobytes(self) -> bytes:
-        return self.value or b""
+        return self.make()
 
     def ref_up(self) -> None:
         return None
@@ -78,21 +67,13 @@ class Record:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Native:
-    package: ModuleType
-    envs: ModuleType
-    torch: ModuleType
-    allocator: ModuleType
-
-
 class Library:
     """One manager on one namespace's store, shared by all storages of this process that open it.
 
     Threads: reads from any; ``put`` and ``clear`` while holding ``writing``.
     """
 
-    def __init__(self, native: _Native, options: AibrixOptions, namespace: str, timeout_s: float) -> None:
+    def __init__(self, native: Native, options: AibrixOptions, namespace: str, timeout_s: float) -> None:
         self.kind = options.backend
         self.root = options.root
         #: SHFS gives a key one temporary name, so two writers of a key would mix their bytes.
@@ -101,7 +82,7 @@ class Library:
         self.bad: set[bytes] = set()
         self.users = 0
         self._native = native
-        self._manager = _make_manager(native, options, namespace, timeout_s)
+        self._manager = make_manager(native, options, namespace, timeout_s)
         self._connector: Any = self._manager._l2_cache._backend
 
     # Batches, through the manager.
@@ -113,9 +94,9 @@ class Library:
         self._manager.get(None, self._hashes(keys), self._handle(records))
         return [record.value for record in records]
 
-    def put(self, keys: Sequence[str], values: Sequence[bytes]) -> bool:
-        """Store all values; False when some were not."""
-        records = [Record(len(value), value) for value in values]
+    def put(self, keys: Sequence[str], nbytes: int, values: Sequence[Callable[[], bytes]]) -> bool:
+        """Store all values, each of nbytes; False when some were not."""
+        records = [Record(nbytes, make) for make in values]
         try:
             stored = self._manager.put(None, self._hashes(keys), self._handle(records))
         except Exception:  # noqa: BLE001 - where a file is not written it fails on its own error path, AttributeError
@@ -157,9 +138,9 @@ class Library:
             return Status.SIZE_MISMATCH, None
         return status, record.value
 
-    def put_one(self, key: str, value: bytes) -> Status:
+    def put_one(self, key: str, nbytes: int, value: Callable[[], bytes]) -> Status:
         """Store one value, and say why it was not."""
-        return _status(self._connector._put(key.encode(), Record(len(value), value)))
+        return _status(self._connector._put(key.encode(), Record(nbytes, value)))
 
     def remove(self, key: str) -> Status:
         """Remove one value; MISS where there is none."""
@@ -218,7 +199,7 @@ class Library:
             return
         loop = manager._event_loop
         manager.close()
-        _close_loop(loop)
+        close_loop(loop)
 
     def abandon_in_child(self) -> None:
         """Never use or close, in a fork's child, what is the parent's."""
@@ -235,12 +216,12 @@ def open_library(options: AibrixOptions, namespace: str, timeout_s: float) -> Li
 
     Raises: BackendDependencyMissing, BackendIncompatible, BackendUnavailable.
     """
-    native = _load()
+    native = load()
     place = (options.backend, os.path.realpath(options.root), namespace)
     with _held(timeout_s):
         library = _open.get(place)
         if library is None:
-            _prepare(options)
+            prepare_root(options)
             library = _open[place] = Library(native, options, namespace, timeout_s)
         library.users += 1
     return library
@@ -284,146 +265,6 @@ def _held(timeout_s: float) -> Iterator[None]:
         yield
     finally:
         _making.release()
-
-
-def _load() -> _Native:
-    try:
-        package = importlib.import_module("aibrix_kvcache")
-        envs = importlib.import_module("aibrix_kvcache.envs")
-        torch = importlib.import_module("torch")
-        allocator = importlib.import_module("aibrix_kvcache.memory.allocator")
-    except ModuleNotFoundError as error:
-        raise BackendDependencyMissing("aibrix", str(error.name), remedy=_INSTALL) from error
-    version = str(getattr(package, "__version__", "0"))
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if not VERSIONS[0] <= numbers < VERSIONS[1]:
-        raise BackendIncompatible(
-            "aibrix",
-            "this version of aibrix-kvcache is not known",
-            value=f"{version}, known are 0.8.x",
-            remedy=_INSTALL,
-        )
-    if not package.MemoryRegion.use_compact_layout():
-        raise BackendIncompatible(
-            "aibrix",
-            "the library was told to store tokens with its blocks, which excludes keys that are hashes",
-            value=f"{_PREFIX}TOKEN_VALIDATION_ENABLED is set",
-            remedy=f"Unset {_PREFIX}TOKEN_VALIDATION_ENABLED.",
-        )
-    return _Native(package, envs, torch, allocator)
-
-
-def _prepare(options: AibrixOptions) -> None:
-    """Make the root and see that it can be written: SHFS opens whatever it is given, and fails later."""
-    try:
-        os.makedirs(options.root, mode=0o700, exist_ok=True)
-        problem = "" if os.access(options.root, os.R_OK | os.W_OK | os.X_OK) else "permission denied"
-    except OSError as error:
-        problem = str(error)
-    if problem:
-        raise BackendUnavailable(
-            f"opening 'aibrix' ({options.backend}) in {options.root}",
-            value=problem,
-            remedy=f"Give user {os.getuid()} a folder that it can write.",
-        )
-
-
-def _make_manager(native: _Native, options: AibrixOptions, namespace: str, timeout_s: float) -> Any:
-    package, uint8 = native.package, native.torch.uint8
-    manager = package.BaseKVCacheManager.__new__(package.BaseKVCacheManager)
-    wanted = _wanted(options, namespace, timeout_s)
-    quiet = {"tqdm": lambda slabs, *_: slabs}  # the allocator draws a progress bar on stderr
-    with _attributes(native.envs, wanted), _attributes(native.allocator, quiet):
-        # The library's own blocks are never used (see Record): the smallest that it accepts.
-        tensor = package.KVCacheTensorSpec(heads=[0], layers=[0], head_size=8)
-        block = package.KVCacheBlockSpec(1, uint8, package.KVCacheBlockLayout.NCLD, tensor)
-        config = package.KVCacheConfig(block, package.ModelSpec(max_model_len=1), multi_threaded=True)
-        try:
-            manager.__init__(config)
-            _check(manager)
-        except BackendIncompatible:
-            _undo(manager)
-            raise
-        except Exception as error:
-            _undo(manager)
-            raise BackendUnavailable(
-                f"opening 'aibrix' ({options.backend}) in {options.root}",
-                value=" ".join(str(error).split()),
-                remedy="RocksDB admits one process: choose another root, or backend='shfs'."
-                if "lock" in str(error).lower()
-                else "See that the root can be written.",
-            ) from error
-    return manager
-
-
-def _wanted(options: AibrixOptions, namespace: str, timeout_s: float) -> dict[str, Any]:
-    settings = {
-        "DEVICE": "cpu:0",  # with "cpu" the library asks for pinned memory, which needs an accelerator
-        "BLOCK_SIZE": -1,
-        "CHUNK_SIZE": 4,
-        "MAX_SEQ_LEN": -1,
-        "L1_CACHE_ENABLED": False,
-        "L2_CACHE_BACKEND": options.backend.upper(),
-        "L2_CACHE_NAMESPACE": f"hicache-{namespace}",
-        "L2_CACHE_OP_BATCH": _ALL_AT_ONCE,
-        "L2_CACHE_KEY_BUILDER": "RAW",
-        # A block has one token here.
-        "L2_CACHE_PER_TOKEN_TIMEOUT_MS": math.ceil(timeout_s * 1000),
-        "L2_CACHE_INGESTION_MAX_INFLIGHT_TOKENS": 0,  # a put returns when it is done
-        "L2_CACHE_NUM_ASYNC_WORKERS": options.workers,
-        "META_SERVICE_BACKEND": "",
-        "PROFILING_ENABLED": False,
-        "ROCKSDB_ROOT": options.root,
-        "ROCKSDB_TTL_S": options.ttl_s,
-        "ROCKSDB_WRITE_BUFFER_SIZE": options.write_buffer,
-        "SHFS_ROOT": options.root,
-    }
-    return {_PREFIX + name: value for name, value in settings.items()}
-
-
-@contextlib.contextmanager
-def _attributes(module: ModuleType, wanted: dict[str, Any]) -> Iterator[None]:
-    """Have a module of the library see these values while ``_making`` is held. Its settings are such:
-    attributes go before the ``__getattr__`` that reads the environment.
-    """
-    space = vars(module)
-    before = {name: space[name] for name in wanted if name in space}
-    space.update(wanted)
-    try:
-        yield
-    finally:
-        for name in wanted:
-            space.pop(name, None)
-        space.update(before)
-
-
-def _check(manager: Any) -> None:
-    connector = getattr(getattr(manager, "_l2_cache", None), "_backend", None)
-    lacking = [name for name in _TOUCHED if not callable(getattr(connector, name, None))]
-    if lacking or not hasattr(manager, "_event_loop"):
-        raise BackendIncompatible(
-            "aibrix",
-            "the library is not built as it was when this was written",
-            value=f"{type(connector).__name__} lacks {', '.join(lacking) or 'its event loop'}",
-            remedy=_INSTALL,
-        )
-
-
-def _undo(manager: Any) -> None:
-    """End the threads of a manager that was made half-way; the library leaves them."""
-    loop, thread = getattr(manager, "_event_loop", None), getattr(manager, "_thread", None)
-    executor = getattr(manager, "_executor", None)
-    if loop is not None and thread is not None:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-    if executor is not None:
-        executor.shutdown(wait=True)
-    _close_loop(loop)
-
-
-def _close_loop(loop: Any) -> None:
-    if loop is not None and not loop.is_running():
-        loop.close()
 
 
 def _files(folder: str) -> Iterator[str]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from hicache_aibrix.library import Library, forget_in_child, leave, open_library
 from hicache_aibrix.mounts import is_network
@@ -188,8 +189,8 @@ class AibrixKVCacheStorage(HiCacheStorage):
                 else:
                     wanted[digest] = position
         if wanted:
-            records = [seal(locs.views(at), locs.nbytes, digest) for digest, at in wanted.items()]
-            results |= self._put(library, list(wanted), records)
+            records = [partial(seal, locs.views(at), locs.nbytes, digest) for digest, at in wanted.items()]
+            results |= self._put(library, list(wanted), locs.nbytes, records)
         return [results[digest] for digest in digests]
 
     def _is_stored(self, library: Library, digest: bytes, nbytes: int) -> bool:
@@ -198,16 +199,19 @@ class AibrixKVCacheStorage(HiCacheStorage):
             return False
         return library.is_whole(digest.hex(), nbytes, digest)
 
-    def _put(self, library: Library, digests: list[bytes], records: list[bytes]) -> dict[bytes, Status]:
-        if library.put([digest.hex() for digest in digests], records):
+    def _put(
+        self, library: Library, digests: list[bytes], nbytes: int, records: list[Callable[[], bytes]]
+    ) -> dict[bytes, Status]:
+        size = nbytes + TRAILER_NBYTES
+        if library.put([digest.hex() for digest in digests], size, records):
             library.bad.difference_update(digests)
             return dict.fromkeys(digests, OK)
         results: dict[bytes, Status] = {}
         for digest, record in zip(digests, records, strict=True):
-            status = library.put_one(digest.hex(), record)
+            status = library.put_one(digest.hex(), size, record)
             if status is not OK:  # another process may have stored it at this moment
-                _, value = library.get_one(digest.hex(), len(record))
-                there = value is not None and verdict(value, len(record) - TRAILER_NBYTES, digest) is OK
+                _, value = library.get_one(digest.hex(), size)
+                there = value is not None and verdict(value, nbytes, digest) is OK
                 status = OK if there else status
             if status is OK:
                 library.bad.discard(digest)
