@@ -18,7 +18,7 @@ from cpu_engine import PAGE, PROMPT, make_model
 FULL_PAGES = len(PROMPT) // PAGE * PAGE
 ADMIN = {"Authorization": "Bearer admin", "Content-Type": "application/json"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Server:
@@ -48,13 +48,13 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.until(lambda: self.call("GET", "/health")[0] == 200, 120)
+        self.until(lambda: self.call("GET", "/health")[0] == 200, 400)
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, str]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, ADMIN, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=120) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -78,7 +78,7 @@ class Server:
             answer = self.call(method, path, body)
             return answer[0] == 200 or "idle" not in answer[1] + self.tail()
 
-        self.until(done, 20)
+        self.until(done, 60)
         return answer
 
     def generate(self) -> tuple[list[int], int]:
@@ -91,7 +91,7 @@ class Server:
 
     def flushed(self) -> None:
         threading.Event().wait(0.7)
-        self.until(lambda: self.call("POST", "/flush_cache")[0] == 200, 20)
+        self.until(lambda: self.call("POST", "/flush_cache")[0] == 200, 60)
 
     def until(self, condition, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
