@@ -36,6 +36,7 @@ SGLANG_KEYS = frozenset(
         "prefetch_timeout_base",
         "prefetch_timeout_per_ki_token",
         "hicache_storage_pass_prefix_keys",
+        "file_storage_path",
     }
 )
 
