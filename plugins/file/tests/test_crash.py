@@ -86,7 +86,7 @@ def test_a_dead_writers_tail_is_cut_by_the_next_open(
     process.kill()
     process.rest()
     process.end()
-    assert root_nbytes(root) > 32 << 20
+    assert root_nbytes(root) > 64 << 20
     store = make()
     assert root_nbytes(root) < 2 << 20
     assert store.storage.usage().store_bytes == root_nbytes(root)
@@ -98,7 +98,7 @@ def test_a_living_writers_segment_is_not_cut(
     process = start("write", root, count=1, batches=0)
     process.line()
     store = make()
-    assert root_nbytes(root) > 32 << 20
+    assert root_nbytes(root) > 64 << 20
     seen = int(process.line().split()[0])
     assert store.get(child.keys_of("w", seen, 1)) == [OK]
 

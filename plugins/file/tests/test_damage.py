@@ -93,14 +93,14 @@ def test_a_truncated_segment_loses_what_it_lost(
     assert store.get(keys) == [OK] * COUNT
 
 
-@pytest.mark.parametrize("kept", [0, 7, 127, 128, 1000, 128 + 2 * 8192 + 64 * 3 + 5])
+@pytest.mark.parametrize("kept", [0, 7, 127, 128, 1000, 128 + 2 * 16384 + 64 * 3 + 5])
 def test_a_truncated_journal_loses_the_rest(
     filled: tuple[list[str], Path], make: Callable[..., Any], kept: int
 ) -> None:
     keys, folder = filled
     os.truncate(only(folder, "idx"), kept)
     store = make()
-    whole = max(0, (kept - 128 - 2 * 8192) // 64)
+    whole = max(0, (kept - 128 - 2 * 16384) // 64)
     assert store.get(keys) == [OK] * whole + [MISS] * (COUNT - whole)
     assert store.set(keys) == [OK] * COUNT
     assert store.get(keys) == [OK] * COUNT

@@ -30,7 +30,7 @@ def test_defaults_are_safe() -> None:
         "checksum": True,
         "fsync": False,
         "lanes": 2,
-        "segment_size": 32 << 20,
+        "segment_size": 64 << 20,
         "max_open_segments": 256,
         "network": None,
     }

@@ -154,6 +154,29 @@ class Ledger:
                 self.slots[number] = _FREE
                 write_exactly(self._root.fd, pack_slot(_FREE), TABLE_OFFSET + number * SLOT_NBYTES)
 
+    def remove(self, folder: Folder, name: str) -> None:
+        """Unlink a segment."""
+        self.begin()
+        before = self._counted(folder, name)
+        remove_pair(folder, name)
+        self.used += pair_nbytes(folder, name) - before
+        self.unregister(bytes.fromhex(name))
+
+    def settle(self, folder: Folder, name: str) -> None:
+        """Count a segment that has been cut with what it takes now."""
+        self.begin()
+        before = self._counted(folder, name)
+        self.used += pair_nbytes(folder, name) - before
+        self.unregister(bytes.fromhex(name))
+
+    def _counted(self, folder: Folder, name: str) -> int:
+        """Tell the bytes that a segment is counted with: while in the table, those preallocated for it."""
+        segment_id = bytes.fromhex(name)
+        for slot in self.slots:
+            if slot.nbytes and slot.id == segment_id:
+                return slot.nbytes
+        return pair_nbytes(folder, name)
+
     def is_registered(self, segment_id: bytes) -> bool:
         """Tell whether a segment is in the table."""
         return any(slot.nbytes and slot.id == segment_id for slot in self.slots)
@@ -169,18 +192,17 @@ class Ledger:
         for slot in [slot for slot in self.slots if slot.nbytes]:
             try:
                 folder = self._root.folder.folder(slot.namespace.hex())
-            except OSError:
+            except OSError:  # its folder is gone, and its bytes with it
                 self.begin()
+                self.used -= slot.nbytes
                 self.unregister(slot.id)
                 continue
             try:
                 if is_open(folder, slot.id.hex()):
                     continue
                 self.begin()
-                before = pair_nbytes(folder, slot.id.hex())
                 cut_tail(folder, slot.id.hex())
-                self.used += pair_nbytes(folder, slot.id.hex()) - before
-                self.unregister(slot.id)
+                self.settle(folder, slot.id.hex())
                 reaped += 1
             finally:
                 folder.close()
@@ -190,7 +212,7 @@ class Ledger:
         """Sum up the files, after removing what a crash left half made or half removed."""
         deep = self.boot != self._root.boot
         self.begin()
-        used = self._root.folder.size(ROOT_FILE)
+        used = self._root.folder.size(ROOT_FILE) + self.open_nbytes
         sequences = [self.sequence]
         for name in namespaces(self._root.folder):
             try:
@@ -203,6 +225,9 @@ class Ledger:
                     sequences += self._mended(folder, scan, deep=deep)
                     scan = scan_folder(folder)
                 used += scan.nbytes
+                for slot in self.slots:
+                    if slot.nbytes and slot.namespace.hex() == name:
+                        used -= pair_nbytes(folder, slot.id.hex())
             finally:
                 folder.close()
         self.used = used

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from hicache_file._budget import Ledger, RootFile, is_open, namespaces, pair_nbytes, remove_pair, scan_folder
+from hicache_file._budget import Ledger, RootFile, is_open, namespaces, pair_nbytes, scan_folder
 from hicache_file._epoch import EpochFile
 from hicache_file._files import Folder
 from hicache_file._format import DELETED, BadHeader, Event
@@ -33,7 +33,7 @@ from hicache_file._rescue import Source, rescue
 from hicache_file._segment import read_header
 
 #: Victims that are judged together, and the most bytes of them.
-GROUP, GROUP_NBYTES = 4, 128 << 20
+GROUP, GROUP_NBYTES = 4, 256 << 20
 #: Listing again finds what an earlier pass has moved because all of it was in use.
 _LISTS = 3
 #: With fewer segments to choose from, victims go one at a time.
@@ -182,10 +182,7 @@ class Evictor:
         return sources
 
     def _unlink(self, ledger: Ledger, folder: Folder, name: str) -> None:
-        before = pair_nbytes(folder, name)
-        if before:
-            remove_pair(folder, name)
-            ledger.used += pair_nbytes(folder, name) - before
+        ledger.remove(folder, name)
 
     def _opened(self, namespace: str) -> tuple[Folder, EpochFile | None]:
         """Open a namespace's folder and epoch file; the last one is kept open."""

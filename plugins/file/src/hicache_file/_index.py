@@ -95,7 +95,8 @@ def scratch(count: int, dtype: npt.DTypeLike) -> np.ndarray:
     """
     if not count:
         return np.empty(0, dtype)
-    return np.frombuffer(mmap.mmap(-1, count * np.dtype(dtype).itemsize), dtype)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, count * np.dtype(dtype).itemsize, flags=flags), dtype)
 
 
 class PageIndex:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hicache_core.capabilities import Capabilities
 from hicache_core.storage import HiCacheStorageConfig
-from hicache_file._budget import RootFile, pair_nbytes, remove_pair, scan_folder
+from hicache_file._budget import RootFile, scan_folder
 from hicache_file._catalog import Catalog, Space
 from hicache_file._epoch import EpochFile
 from hicache_file._files import Folder, is_network
@@ -182,16 +182,14 @@ class Opened:
             except (OSError, UnknownVersion):
                 continue
             with self.root.held(timeout_s) as ledger:
-                ledger.begin()
-                before = pair_nbytes(folder, name)
-                remove_pair(folder, name)
-                ledger.used += pair_nbytes(folder, name) - before
-                ledger.unregister(bytes.fromhex(name))
+                ledger.remove(folder, name)
 
     def books(self) -> tuple[int, int | None]:
         """Tell the root's bytes and its budget."""
         if self.root is None:
             return 0, None
+        if self.writer is not None:
+            self.writer.flush(self.config.timeout_s)
         state = self.root.peek()
         if not state.dirty:
             return state.used, state.capacity or None
@@ -205,7 +203,7 @@ class Opened:
                 self.writer.seal(timeout_s)
             except OSError:
                 pass  # whoever opens the root next finds the dead segments
-            self.writer.close(timeout_s)
+            self.writer.close()
         if self.space is not None:
             self.space.close()
         if self.root is not None:

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hicache_core.status import Status
-from hicache_file._budget import Ledger, RootFile, pair_nbytes, remove_pair
+from hicache_file._budget import Ledger, RootFile, remove_pair
 from hicache_file._catalog import Catalog, Space
 from hicache_file._evict import Evictor
-from hicache_file._files import preallocate, status_of, try_lock, unlock, write_exactly
+from hicache_file._files import preallocate, status_of, try_lock, write_exactly
 from hicache_file._format import (
     CREATED,
     RECORD_NBYTES,
@@ -37,6 +37,7 @@ from hicache_file._format import (
 )
 from hicache_file._journal import WORDS, Words, build
 from hicache_file._lanes import SHARED_FROM_NBYTES, Helper, Lane
+from hicache_file._sealing import Sealer
 from hicache_file._transfer import View, write_pages
 
 #: A segment takes at most this part of the budget, open ones of all processes this part.
@@ -102,6 +103,7 @@ class Writer:
         self.capacity = capacity
         self.helper = Helper()
         self.evictor = Evictor(root, fsync=settings.fsync)
+        self._sealer = Sealer(space, root, catalog, fsync=settings.fsync, timeout_s=settings.timeout_s)
 
     def append(self, batch: Batch) -> None:
         """Write a batch; its statuses say what came of each page."""
@@ -121,18 +123,26 @@ class Writer:
             self.helper.release()
 
     def seal(self, timeout_s: float) -> None:
-        """Seal every lane; for close().
+        """Seal every lane and end the threads; for close(), with no verb running.
+
+        Raises:
+            OSError.
+        """
+        self.helper.close(timeout_s)
+        self._sealer.close()
+        with self._root.held(timeout_s) as ledger:
+            self._sealer.drain(ledger)
+            for lane in self._lanes:
+                self._sealer.seal(lane, ledger)
+
+    def flush(self, timeout_s: float) -> None:
+        """Seal what is full, so that the books say what the files take.
 
         Raises:
             OSError.
         """
         with self._root.held(timeout_s) as ledger:
-            for lane in self._lanes:
-                if lane.lock.acquire(timeout=timeout_s):
-                    try:
-                        self._seal(lane, ledger)
-                    finally:
-                        lane.lock.release()
+            self._sealer.drain(ledger)
 
     def drop_void(self, epoch: int, timeout_s: float) -> None:
         """Leave lanes whose epoch is over, where no set is at work on them."""
@@ -141,13 +151,12 @@ class Writer:
                 if lane.lock.acquire(blocking=False):
                     try:
                         if lane.segment is not None and lane.segment.header.epoch != epoch:
-                            self._seal(lane, ledger)
+                            self._sealer.seal(lane, ledger)
                     finally:
                         lane.lock.release()
 
-    def close(self, timeout_s: float) -> None:
-        """End the helper; the lanes are sealed already."""
-        self.helper.close(timeout_s)
+    def close(self) -> None:
+        """Give the evictor's descriptors back."""
         self.evictor.close()
 
     def _append_on_any(self, batch: Batch, start: int, stop: int) -> None:
@@ -224,7 +233,7 @@ class Writer:
         """
         with self._root.held(self._settings.timeout_s) as ledger:
             self.capacity = ledger.capacity
-            self._seal(lane, ledger)
+            self._sealer.leave(lane, ledger)
             nbytes = self._wanted_nbytes(lane, ledger, batch.nbytes)
             least = _least_nbytes(batch.nbytes)
             while True:
@@ -234,9 +243,12 @@ class Writer:
                     self._open(lane, ledger, catalog, nbytes)
                     return
                 except OSError as error:
-                    if error.errno != errno.ENOSPC or nbytes <= least:
+                    if error.errno != errno.ENOSPC:
                         raise
-                nbytes = max(least, nbytes // 2)
+                    if not self._sealer.drain(ledger):
+                        if nbytes <= least:
+                            raise
+                        nbytes = max(least, nbytes // 2)
 
     def _wanted_nbytes(self, lane: Lane, ledger: Ledger, page_nbytes: int) -> int:
         """Choose a segment's size: the usual one, or what a fair share of a small budget leaves.
@@ -251,6 +263,7 @@ class Writer:
         nbytes = max(least, _whole_pages(usual, page_nbytes))
         share = ledger.capacity // OPEN_SHARE
         if ledger.open_nbytes + _total_nbytes(nbytes) > share:
+            self._sealer.drain(ledger)
             ledger.reap()
         if ledger.open_nbytes + _total_nbytes(nbytes) > share and lane is not self._lanes[0]:
             raise OneLane
@@ -319,32 +332,6 @@ class Writer:
             remove_pair(folder, name)
             ledger.unregister(header.id)
             raise
-
-    def _seal(self, lane: Lane, ledger: Ledger) -> None:
-        """Give back the unused tail and the lock; the lane and the root are locked."""
-        segment, handle = lane.segment, lane.handle
-        if segment is None or handle is None:
-            return
-        folder, name = self._space.folder, segment.name
-        ledger.begin()
-        before = pair_nbytes(folder, name)
-        if not segment.count or segment.header.epoch != self._catalog().epoch:
-            remove_pair(folder, name)
-            self._catalog().forget(segment)
-        else:
-            os.ftruncate(handle.seg, lane.data_end)
-            os.ftruncate(handle.idx, segment.header.records_start + segment.count * RECORD_NBYTES)
-            if self._settings.fsync:
-                os.fdatasync(handle.seg)
-                os.fdatasync(handle.idx)
-        ledger.used += pair_nbytes(folder, name) - before
-        unlock(handle.seg)
-        ledger.unregister(segment.header.id)
-        lane.leave()
-        with self._space.lock:
-            self._space.own.pop(segment.header.id, None)
-            segment.mine, segment.final, segment.table = False, True, None
-        self._space.handles.give(handle)
 
 
 def _cut_journal(lane: Lane) -> None:

@@ -53,7 +53,7 @@ class FileOptions(Options):
         description="Open segments a process writes to, and threads that move one batch.",
     )
     segment_size: Size = Field(
-        default=32 << 20,
+        default=MAX_SEGMENT_NBYTES,
         ge=MIN_SEGMENT_NBYTES,
         le=MAX_SEGMENT_NBYTES,
         description="Bytes of a segment where no capacity asks for smaller ones.",
