@@ -44,9 +44,10 @@ def test_every_call_carries_the_namespace(opener: Opener):
     """A wrong namespace succeeds and holds nothing: nobody would notice."""
     arena = an_arena(2)
     storage = opener(arena, eic_namespace="tenant-7")
-    storage.batch_set(keys_of(2), arena.pages([0, 1]))
-    storage.batch_get(keys_of(2), arena.pages([0, 1]))
-    storage.usage()
+    assert storage.batch_set(keys_of(2), arena.pages([0, 1])) == [OK, OK]
+    assert storage.batch_get(keys_of(2), arena.pages([0, 1])) == [OK, OK]
+    assert storage.batch_contains(keys_of(2)) == [OK, OK]
+    assert storage.usage().pages == 2
     mine = [name for name in opener.simulator.names() if name[2].startswith(storage.config.namespace.id)]
     assert {ns for _, ns, _ in mine} == {"tenant-7"}
     other = opener(arena, eic_namespace="tenant-8")

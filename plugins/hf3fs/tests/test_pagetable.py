@@ -21,13 +21,15 @@ from hicache_hf3fs.metadata import NO_PAGE, MetadataUsage, PageFileLabel, PageRe
 
 PAGES = 12
 LABEL = PageFileLabel("a" * 32, NBYTES, PAGES)
+#: So few that a handful of random reservations has used them up.
+FEW = PageFileLabel("a" * 32, NBYTES, 5)
 OTHER = PageFileLabel("b" * 32, 2 * NBYTES, PAGES)
 TERMS = Terms(lease_s=60.0, hold_s=15.0)
 
 
-def a_table(path, *, now=0.0, after_crash=False) -> PageTable:
+def a_table(path, *, now=0.0, after_crash=False, label=LABEL) -> PageTable:
     table = PageTable(str(path), TERMS, now=now, after_crash=after_crash)
-    table.initialize("kv", LABEL)
+    table.initialize("kv", label)
     return table
 
 
@@ -64,7 +66,7 @@ class TableMachine(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(prefix="hicache-hf3fs-table-")
         self.path = f"{self.folder.name}/m.sqlite"
         self.now, self.tickets = 0.0, 0
-        self.table = a_table(self.path)
+        self.table = a_table(self.path, label=FEW)
         self.pages: dict[tuple[str, str], int] = {}
         self.holding: dict[int, set[int]] = {}
         self.reserved: dict[int, tuple[str, list[str], list[int], float]] = {}
@@ -142,11 +144,12 @@ class TableMachine(RuleBasedStateMachine):
     def crash(self) -> None:
         """Abandon the table without closing it, as kill -9 does, and open the database again."""
         self.abandoned = self.table
-        self.table = a_table(self.path, now=self.now, after_crash=True)
+        self.table = a_table(self.path, now=self.now, after_crash=True, label=FEW)
+        for lease, (namespace, keys, pages, end) in self.reserved.items():
+            if end > self.now:  # runs anew, in full
+                self.reserved[lease] = (namespace, keys, pages, self.now + TERMS.lease_s)
         self.now += TERMS.hold_s  # the holds of the earlier life
         self.holding.clear()
-        for lease, (namespace, keys, pages, _) in self.reserved.items():
-            self.reserved[lease] = (namespace, keys, pages, self.now + TERMS.lease_s)
 
     @invariant()
     def every_page_has_one_owner(self) -> None:
@@ -256,6 +259,18 @@ def test_a_server_that_was_killed_gives_out_no_old_page_before_its_reads_have_en
     late = table.reserve("kv", "n", digests_of(keys_of(8, "late")), 6, 116.0)
     assert sorted(r.page for r in late) == sorted(pages)
     table.close()
+
+
+def test_pages_that_became_free_are_given_out_once(tmp_path):
+    table = a_table(tmp_path / "m.sqlite")
+    stored(table, keys_of(PAGES))
+    table.delete("n", digests_of(keys_of(6)))
+    first, second = (stored(table, keys_of(3, label), lease=9) for label in ("first", "second"))
+    assert not set(first) & set(second)
+    assert table.counts()["evicted_total"] == 0
+    table.close()
+    with closing(sqlite3.connect(tmp_path / "m.sqlite")) as base:
+        assert inconsistencies(base) == []
 
 
 def test_a_cleared_namespace_gives_its_pages_back_as_they_are_needed(tmp_path):

@@ -122,6 +122,16 @@ def test_a_writer_that_went_on_after_its_lease_is_found_out(opener: Opener):
     arena.check({2: b"\1" * NBYTES, 3: b"\2" * NBYTES})
 
 
+@pytest.mark.clause("C2")
+def test_a_read_that_outlasts_its_hold_is_thrown_away(opener: Opener):
+    """Its pages may have been given to a writer meanwhile, and without checksums nobody would see."""
+    arena = an_arena(4)
+    storage = opener(arena, checksum=False)
+    assert storage.batch_set(keys_of(2), arena.pages([0, 1])) == [OK, OK]
+    storage._terms = storage._terms._replace(hold_s=0.0)
+    assert storage.batch_get([*keys_of(2), "x.kv"], arena.pages([1, 2, 3])) == [Status.TIMEOUT] * 2 + [MISS]
+
+
 def test_without_checksums_pages_move_all_the_same(opener: Opener):
     arena = an_arena(4)
     storage = opener(arena, checksum=False)

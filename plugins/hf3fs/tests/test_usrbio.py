@@ -137,6 +137,20 @@ def test_a_short_count_is_no_page(moving, page_file):
     ]
 
 
+@pytest.mark.clause("C2")
+def test_completions_in_any_order_go_to_their_own_pages(moving, page_file, faults):
+    client = moving()
+    written(client, page_file, 8)
+    faults.backwards = True
+    bad = page_file.offset(1)
+    faults.result = lambda reading, offset, nbytes: -errno.EIO if offset == bad else None
+    slots = {i: bytearray(NBYTES) for i in range(8)}
+    pages = pages_at(page_file, slots)
+    client.read(page_file, pages, checksum=False, deadline=soon())
+    assert [page.status for page in pages] == [OK, Status.ERROR] + [OK] * 6
+    assert [slot[0] for slot in slots.values()] == [1, 0, 3, 4, 5, 6, 7, 8]
+
+
 @pytest.mark.clause("C11", "C2")
 def test_completions_that_come_late_go_to_nobody(moving, page_file, faults):
     client = moving(numjobs=2, entries=4)

@@ -42,6 +42,8 @@ class Faults:
         """(reading, offset, nbytes) -> None, -errno, or a shorter count."""
         self.delay_s: Callable[[bool, int], float] = lambda reading, offset: 0.0
         """(reading, offset) -> seconds before the transfer."""
+        self.backwards = False
+        """Completions of what was submitted together come in the opposite order."""
         self.entries: int | None = None
         """Depth of rings made from now on, in place of what was asked for."""
         self._gate.set()
@@ -168,7 +170,7 @@ class _Queues:
                     return
                 count = abs(self.io_depth) or len(self.submitted)
                 batch = [self.submitted.popleft() for _ in range(min(count, len(self.submitted)))]
-            for iov, fd, offset, userdata in batch:
+            for iov, fd, offset, userdata in reversed(batch) if FAULTS.backwards else batch:
                 result = self._transfer(iov, fd, offset)
                 if result is None:
                     return
