@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hicache_core import Status, UnsupportedOperation
@@ -15,6 +16,7 @@ from hicache_core.errors import InvalidOptions
 from hicache_file import _opening
 from hicache_file._budget import pair_nbytes
 from hicache_file._format import unpack_journal_head
+from hicache_file._rescue import choose
 
 OK, MISS, CORRUPT, DENIED = Status.OK, Status.MISS, Status.CORRUPT, Status.DENIED
 
@@ -362,3 +364,11 @@ def test_c12_descriptors_of_cleared_segments_are_given_back(
     writer.storage.clear()
     assert reader.contains(keys) == [MISS] * 4
     assert handles.open_files() == 0
+
+
+def test_the_latest_used_are_chosen_up_to_the_limit_but_one_at_least() -> None:
+    lengths = np.array([10, 10, 10, 10, 40], np.uint64)
+    last_use = np.array([0, 5, 9, 7, 6])
+    chosen = [choose(lengths, last_use, most).tolist() for most in (0, 19, 20, 60, 1000)]
+    assert chosen == [[2], [2], [2, 3], [2, 3, 4], [1, 2, 3, 4]]
+    assert choose(lengths, np.zeros(5), 100).tolist() == []

@@ -157,9 +157,8 @@ class Ledger:
     def remove(self, folder: Folder, name: str) -> None:
         """Unlink a segment."""
         self.begin()
-        before = self._counted(folder, name)
+        self.used -= self._counted(folder, name)
         remove_pair(folder, name)
-        self.used += pair_nbytes(folder, name) - before
         self.unregister(bytes.fromhex(name))
 
     def settle(self, folder: Folder, name: str) -> None:

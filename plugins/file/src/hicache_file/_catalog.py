@@ -55,7 +55,7 @@ _GONE = (errno.ENOENT, errno.ESTALE)
 class Space:
     """A namespace's folder and what is shared by all catalogs over it."""
 
-    __slots__ = ("boot", "epoch", "folder", "handles", "lock", "namespace", "next_ordinal", "own")
+    __slots__ = ("boot", "epoch", "folder", "handles", "janitor", "lock", "namespace", "next_ordinal", "own")
 
     def __init__(
         self, folder: Folder, epoch: EpochFile, handles: Handles, namespace: bytes, boot: bytes
@@ -65,6 +65,7 @@ class Space:
         self.handles = handles
         self.namespace = namespace
         self.boot = boot
+        self.janitor = handles.janitor
         #: Guards every change of the catalog, and its replacement by a new one.
         self.lock = threading.RLock()
         self.next_ordinal = 0

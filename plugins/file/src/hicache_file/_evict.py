@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from hicache_file._budget import Ledger, RootFile, is_open, namespaces, pair_nbytes, scan_folder
+from hicache_file._budget import Ledger, RootFile, namespaces, scan_folder
 from hicache_file._epoch import EpochFile
 from hicache_file._files import Folder
 from hicache_file._format import DELETED, BadHeader, Event
+from hicache_file._janitor import Janitor
 from hicache_file._rescue import Source, rescue
 from hicache_file._segment import read_header
 
@@ -54,8 +55,9 @@ class Victim:
 class Evictor:
     """Finds and removes victims; used under the root's lock only."""
 
-    def __init__(self, root: RootFile, *, fsync: bool) -> None:
+    def __init__(self, root: RootFile, janitor: Janitor, *, fsync: bool) -> None:
         self._root = root
+        self._janitor = janitor
         self._fsync = fsync
         self._victims: deque[Victim] = deque()
         #: How many there were when they were listed.
@@ -133,19 +135,16 @@ class Evictor:
             folder, epoch = self._opened(victims[0].namespace)
         except OSError:
             return
-        there = [v for v in victims if pair_nbytes(folder, v.name) and not is_open(folder, v.name)]
-        if not there:
-            return
         ledger.begin()
-        sources = self._sources(folder, epoch, there)
+        sources = self._sources(folder, epoch, victims)
         try:
             if epoch is not None and sources:
                 self._rescue(ledger, folder, epoch, sources)
-        finally:
+            for victim in victims:
+                self._unlink(ledger, folder, victim.name)
+        finally:  # after the unlinks: what frees the page cache is the last close
             for source in sources:
-                source.close()
-        for victim in there:
-            self._unlink(ledger, folder, victim.name)
+                self._janitor.do(source.close)
 
     def _rescue(self, ledger: Ledger, folder: Folder, epoch: EpochFile, sources: Sequence[Source]) -> None:
         """Give marked pages a second chance, and tell others what is gone."""

@@ -17,6 +17,7 @@ from hicache_file._files import Folder, is_network
 from hicache_file._follower import Follower
 from hicache_file._format import REMOVED, BadHeader, UnknownVersion
 from hicache_file._index import ABSENT, RECORD_BITS, RECORD_MASK
+from hicache_file._janitor import Janitor
 from hicache_file._journal import LENGTH
 from hicache_file._marks import bury, mark_records
 from hicache_file._reader import Reader
@@ -87,7 +88,8 @@ class Opened:
 
     def take(self, folder: Folder, epoch: EpochFile) -> Space:
         """Hold a namespace's folder."""
-        handles = Handles(folder, self.options.max_open_segments, writable=self.root is not None)
+        janitor = Janitor()
+        handles = Handles(folder, self.options.max_open_segments, janitor, writable=self.root is not None)
         self.space = Space(folder, epoch, handles, self.namespace, self.boot)
         return self.space
 
@@ -205,6 +207,7 @@ class Opened:
                 pass  # whoever opens the root next finds the dead segments
             self.writer.close()
         if self.space is not None:
+            self.space.janitor.close(timeout_s)
             self.space.close()
         if self.root is not None:
             self.root.close()

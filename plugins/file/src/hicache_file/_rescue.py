@@ -23,14 +23,18 @@ from hicache_file._files import Folder, write_exactly
 from hicache_file._format import (
     CREATED,
     DAMAGED,
+    JOURNAL_HEAD_NBYTES,
+    RECORD_NBYTES,
+    SEGMENT_HEAD_NBYTES,
     Event,
     SegmentHeader,
+    check_segment_head,
     data_start,
     pack_journal_head,
     pack_segment_head,
+    unpack_journal_head,
 )
-from hicache_file._journal import FLAGS, HAS_SUM, LENGTH, OFFSET, SUM, Words, reseal
-from hicache_file._segment import open_pair, read_journal
+from hicache_file._journal import FLAGS, HAS_SUM, LENGTH, OFFSET, SUM, WORDS, Words, parse, reseal
 
 #: Waiting for the namespace's lock while the root's is held.
 _LOCK_TIMEOUT_S = 2.0
@@ -44,28 +48,40 @@ class Source:
     records: Words
     last_use: np.ndarray
     """For each record the sequence at its last use, 0 where it was never used or is dead."""
+    nbytes: int
+    """Bytes of its pages, about."""
     seg: int
     idx: int
 
     @classmethod
     def open(cls, folder: Folder, name: str) -> Source:
-        """Read a segment's journal and marks.
+        """Read a segment's marks, and its records where some are marked.
 
         Raises:
             OSError, ValueError.
         """
-        header, dead, records, _ = read_journal(folder, name)
-        seg, idx = open_pair(folder, header, writable=False)
-        count = len(records)
-        use = np.frombuffer(os.pread(idx, count, header.use_start).ljust(count, b"\0"), np.uint8)
-        alive = np.frombuffer(dead, np.uint8) == 0
-        last_use = np.where((use > 0) & alive, use.astype(np.int64) + header.sequence, 0)
-        return cls(header, records, last_use, seg, idx)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its pages."""
-        return int(self.records[:, LENGTH].sum())
+        idx = folder.open(f"{name}.idx")
+        seg = -1
+        try:
+            header = unpack_journal_head(os.pread(idx, JOURNAL_HEAD_NBYTES, 0))
+            use = np.frombuffer(os.pread(idx, header.room, header.use_start), np.uint8)
+            nbytes = max(0, folder.size(f"{name}.seg") - header.data_start)
+            if header.id.hex() != name or not use.any():
+                return cls(header, np.empty((0, WORDS), np.uint64), np.empty(0, np.int64), nbytes, seg, idx)
+            seg = folder.open(f"{name}.seg")
+            check_segment_head(os.pread(seg, SEGMENT_HEAD_NBYTES, 0), header.id, header.namespace)
+            raw = os.pread(idx, header.room * RECORD_NBYTES, header.records_start)
+            records = parse(raw, header.id)
+            count = len(records)
+            use = np.frombuffer(use.tobytes()[:count].ljust(count, b"\0"), np.uint8)
+            alive = np.frombuffer(os.pread(idx, count, header.dead_start), np.uint8) == 0
+            last_use = np.where((use > 0) & alive, use.astype(np.int64) + header.sequence, 0)
+            return cls(header, records, last_use, nbytes, seg, idx)
+        except BaseException:
+            for fd in (seg, idx):
+                if fd >= 0:
+                    os.close(fd)
+            raise
 
     def dead(self, numbers: np.ndarray) -> np.ndarray:
         """Read the dead bytes of some records anew."""
@@ -75,18 +91,19 @@ class Source:
 
     def close(self) -> None:
         """Give the descriptors back."""
-        os.close(self.seg)
-        os.close(self.idx)
+        for fd in (self.seg, self.idx):
+            if fd >= 0:
+                os.close(fd)
 
 
-def choose(lengths: np.ndarray, last_use: np.ndarray) -> np.ndarray:
-    """Pick used pages, the latest first, up to half of all bytes but one at least; ascending numbers."""
+def choose(lengths: np.ndarray, last_use: np.ndarray, most_nbytes: int) -> np.ndarray:
+    """Pick used pages, the latest first, up to so many bytes but one page at least; ascending numbers."""
     used = np.flatnonzero(last_use)
     if not len(used):
         return used
     latest = used[np.argsort(-last_use[used], kind="stable")]
     sizes = np.cumsum(lengths[latest].astype(np.int64))
-    count = max(1, int(np.searchsorted(sizes, int(lengths.sum()) // 2, side="right")))
+    count = max(1, int(np.searchsorted(sizes, most_nbytes, side="right")))
     return np.sort(latest[:count])
 
 
@@ -109,7 +126,8 @@ def rescue(
     """
     ends = np.cumsum([0, *(len(source.records) for source in sources)])
     lengths = np.concatenate([source.records[:, LENGTH] for source in sources])
-    chosen = choose(lengths, np.concatenate([source.last_use for source in sources]))
+    half = sum(source.nbytes for source in sources) // 2
+    chosen = choose(lengths, np.concatenate([source.last_use for source in sources]), half)
     shares = [chosen[(chosen >= a) & (chosen < b)] - a for a, b in pairwise(ends.tolist())]
     yield [source for source, share in zip(sources, shares, strict=True) if not len(share)]
     pending: list[tuple[Source, np.ndarray]] = []

@@ -1,8 +1,8 @@
 """Sealing segments: giving back unused tails, behind the back of the sets that filled them.
 
 Cutting a preallocated journal takes .2 ms on an idle machine and milliseconds
-on a busy one, so a full segment is retired: its lane goes on at once, and one
-thread cuts it. A retired segment stays in the root's table, flocked and counted
+on a busy one, so a full segment is retired: its lane goes on at once, and the
+janitor cuts it. A retired segment stays in the root's table, flocked and counted
 with all that was preallocated for it, until it is cut; so a crash anywhere
 leaves what a crash of its writer leaves. Small budgets, where a tail is a page,
 seal at once.
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import NamedTuple
 
 from hicache_file._budget import Ledger, RootFile
@@ -46,8 +45,6 @@ class Sealer:
         self._fsync = fsync
         self._timeout_s = timeout_s
         self._waiting: list[_Retired] = []
-        self._queue: SimpleQueue[bool] = SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def leave(self, lane: Lane, ledger: Ledger) -> None:
@@ -62,10 +59,7 @@ class Sealer:
             return
         with self._lock:
             self._waiting.append(retired)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="hicache-file-seal", daemon=True)
-                self._thread.start()
-        self._queue.put(True)
+        self._space.janitor.post(self._seal_next)
 
     def seal(self, lane: Lane, ledger: Ledger) -> None:
         """Seal what a lane has, now; lane and root are locked."""
@@ -83,14 +77,6 @@ class Sealer:
             done = True
         return done
 
-    def close(self) -> None:
-        """End the thread; what still waits is left to ``drain``."""
-        with self._lock:
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            self._queue.put(False)
-            thread.join(self._timeout_s)
-
     def _retired(self, lane: Lane) -> _Retired | None:
         segment, handle, data_end = lane.segment, lane.handle, lane.data_end
         lane.leave()
@@ -100,18 +86,17 @@ class Sealer:
             segment.mine, segment.final, segment.table = False, True, None
         return _Retired(segment, handle, data_end)
 
-    def _serve(self) -> None:
-        while self._queue.get():
-            retired = self._next()
-            if retired is None:
-                continue
-            try:
-                self._cut(retired)
-                with self._root.held(self._timeout_s) as ledger:
-                    self._settle(retired, ledger)
-            except OSError:
-                with self._lock:  # close() tries again; what it cannot seal, the next opener does
-                    self._waiting.append(retired)
+    def _seal_next(self) -> None:
+        retired = self._next()
+        if retired is None:
+            return
+        try:
+            self._cut(retired)
+            with self._root.held(self._timeout_s) as ledger:
+                self._settle(retired, ledger)
+        except OSError:
+            with self._lock:  # close() tries again; what it cannot seal, the next opener does
+                self._waiting.append(retired)
 
     def _next(self) -> _Retired | None:
         with self._lock:

@@ -27,6 +27,7 @@ from hicache_file._format import (
     check_segment_head,
     unpack_journal_head,
 )
+from hicache_file._janitor import Janitor
 from hicache_file._journal import WORDS, Words, parse
 
 #: No journal is longer: 64 MiB of pages of 4 KiB take 1.1 MB.
@@ -80,11 +81,13 @@ class Handles:
     Args:
         folder: the namespace's folder.
         limit: how many handles are kept while unused.
+        janitor: closes files of deleted segments.
         writable: whether journals are opened for writing (use and dead bytes).
     """
 
-    def __init__(self, folder: Folder, limit: int, *, writable: bool) -> None:
+    def __init__(self, folder: Folder, limit: int, janitor: Janitor, *, writable: bool) -> None:
         self._folder = folder
+        self.janitor = janitor
         self._limit = limit
         self._writable = writable
         self._lock = threading.Lock()
@@ -128,14 +131,16 @@ class Handles:
             if not handle.users:
                 self._lent.discard(handle)
                 if not handle.kept:
-                    _close(handle)
+                    self._close_soon(handle)
 
     def drop(self, ordinal: int) -> None:
         """Keep a segment's files no longer; they close once nobody uses them."""
         with self._lock:
             handle = self._kept.pop(ordinal, None)
             if handle is not None:
-                self._unkeep(handle)
+                handle.kept = False
+                if not handle.users:
+                    self._close_soon(handle)
 
     def close(self) -> None:
         """Drop everything."""
@@ -184,6 +189,11 @@ class Handles:
         handle.users += 1
         self._lent.add(handle)
 
+    def _close_soon(self, handle: Handle) -> None:
+        """Close a deleted segment's files, which frees its page cache, behind everybody's back."""
+        fds, handle.seg, handle.idx = (handle.seg, handle.idx), -1, -1
+        self.janitor.do(lambda: _close_all(fds))
+
     def _unkeep(self, handle: Handle) -> None:
         handle.kept = False
         if not handle.users:
@@ -191,10 +201,14 @@ class Handles:
 
 
 def _close(handle: Handle) -> None:
-    for fd in (handle.seg, handle.idx):
+    fds, handle.seg, handle.idx = (handle.seg, handle.idx), -1, -1
+    _close_all(fds)
+
+
+def _close_all(fds: tuple[int, int]) -> None:
+    for fd in fds:
         if fd >= 0:
             os.close(fd)
-    handle.seg = handle.idx = -1
 
 
 def open_pair(folder: Folder, header: SegmentHeader, writable: bool) -> tuple[int, int]:

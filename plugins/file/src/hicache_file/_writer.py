@@ -102,7 +102,7 @@ class Writer:
         #: The root's budget as last seen, 0 for none.
         self.capacity = capacity
         self.helper = Helper()
-        self.evictor = Evictor(root, fsync=settings.fsync)
+        self.evictor = Evictor(root, space.janitor, fsync=settings.fsync)
         self._sealer = Sealer(space, root, catalog, fsync=settings.fsync, timeout_s=settings.timeout_s)
 
     def append(self, batch: Batch) -> None:
@@ -129,7 +129,7 @@ class Writer:
             OSError.
         """
         self.helper.close(timeout_s)
-        self._sealer.close()
+        self._space.janitor.close(timeout_s)
         with self._root.held(timeout_s) as ledger:
             self._sealer.drain(ledger)
             for lane in self._lanes:
@@ -141,6 +141,7 @@ class Writer:
         Raises:
             OSError.
         """
+        self._space.janitor.flush(timeout_s)
         with self._root.held(timeout_s) as ledger:
             self._sealer.drain(ledger)
 
