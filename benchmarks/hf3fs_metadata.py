@@ -86,7 +86,8 @@ def ours(keys: list[str]) -> tuple[Hf3fsHarness, dict[str, Callable[[], Any]]]:
     checksum = int.from_bytes(os.urandom(7), "big")
     written = [Written(k, r.page, 65536, checksum) for k, r in zip(keys, taken, strict=True)]
     client.confirm_write("kv", written, [], lease=lease, deadline=soon())
-    assert all(client.exists(keys, deadline=soon())) and None not in get()
+    assert all(client.exists(keys, deadline=soon()))
+    assert None not in get()
     return harness, {"exists": lambda: client.exists(keys, deadline=soon()), "get": get}
 
 
@@ -111,7 +112,8 @@ def theirs(folder: str, keys: list[str]) -> tuple[subprocess.Popen[bytes], dict[
                 raise
     taken = client.reserve_and_allocate_page_indices(0, [(key, "") for key in keys])
     client.confirm_write(0, [(key, page) for key, (_, page) in zip(keys, taken, strict=True)], [])
-    assert all(client.exists(0, keys)) and None not in client.get_page_indices(0, keys)
+    assert all(client.exists(0, keys))
+    assert None not in client.get_page_indices(0, keys)
     return process, {
         "exists": lambda: client.exists(0, keys),
         "get": lambda: client.get_page_indices(0, keys),

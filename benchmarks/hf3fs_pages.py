@@ -166,8 +166,8 @@ def main() -> int:
         for row in rows:
             size = f"{row.page_nbytes >> 10}k"
             sys.stdout.write(
-                f"{row.verb:5} {row.metadata:8} {size:>7} {row.best:6.2f} {row.median:6.2f} {row.raw_gbs:10.2f}"
-                f"{'' if row.goal else '   (no goal)'}\n"
+                f"{row.verb:5} {row.metadata:8} {size:>7} {row.best:6.2f} {row.median:6.2f} "
+                f"{row.raw_gbs:10.2f}{'' if row.goal else '   (no goal)'}\n"
             )
     low = [row for row in rows if row.goal and row.best < FLOOR]
     sys.stdout.write(f"floor {FLOOR} of raw, best round: {'not reached' if low else 'reached'}\n")
