@@ -30,8 +30,6 @@ T = TypeVar("T")
 
 #: Requests to S3 itself at a time.
 WORKERS = 8
-#: Keys a look asks for before it decides whether a prefix goes on.
-LOOK_AHEAD = 32
 MAX_BAD = 65_536
 #: Gets of an object that S3 says is there before it is called damaged: others may set and remove it.
 ATTEMPTS = 3
@@ -40,6 +38,9 @@ ATTEMPTS = 3
 _SUSPECT_S = 0.25
 _FIRST_PAUSE_S = 0.0001
 _LONGEST_PAUSE_S = 0.002
+
+#: What the end of private memory holds before a get: no trailer ends so, however much of one is missing.
+_NO_TRAILER = b"\xff" * TRAILER_NBYTES
 
 _OK, _MISS = Status.OK, Status.MISS
 #: What a get cannot tell by itself: whether there is an object, and of which size.
@@ -152,10 +153,14 @@ class ObjectStore:
         return len(names)
 
     def usage(self, deadline: float) -> Usage:
-        """List the namespace, and all that lies under the prefix."""
-        own = [found.nbytes - TRAILER_NBYTES for found in self._bucket.listing(self._own_prefix, deadline)]
-        everything = sum(found.nbytes for found in self._bucket.listing(self._prefix, deadline))
-        return Usage(len(own), sum(own), everything, None)
+        """List all that lies under the prefix, once."""
+        own, pages, nbytes, everything = self._own_prefix, 0, 0, 0
+        for found in self._bucket.listing(self._prefix, deadline):
+            everything += found.nbytes
+            if found.key.startswith(own):
+                pages += 1
+                nbytes += found.nbytes - TRAILER_NBYTES
+        return Usage(pages, nbytes, everything, None)
 
     def close(self) -> None:
         """Give everything back; what was abandoned ends with its transfers."""
@@ -248,7 +253,7 @@ class ObjectStore:
         stride = plain_nbytes(locs.nbytes)
         for slot in range(len(part)):
             end = (slot + 1) * stride
-            memory.view[end - TRAILER_NBYTES : end] = bytes(TRAILER_NBYTES)  # stale ones would be believed
+            memory.view[end - TRAILER_NBYTES : end] = _NO_TRAILER  # a stale one would be believed
         failed, late = self._transfer(
             agent, "READ", [self._name(keys[p]) for p in part], memory, stride, deadline
         )

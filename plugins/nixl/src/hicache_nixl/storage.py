@@ -31,6 +31,9 @@ from hicache_nixl.lanes import Lanes
 from hicache_nixl.options import NixlOptions
 from hicache_nixl.spec import SPEC
 
+#: Keys that are looked for before a miss among them ends the search for a prefix.
+LOOK_AHEAD = 32
+
 _ON_DEVICES = ("GDS", "GDS_MT")
 
 
@@ -97,6 +100,16 @@ class HiCacheNixl(HiCacheStorage):
     def batch_contains(self, keys: Sequence[str]) -> list[Status]:
         with self._gate:
             return self._opened().contains(keys, self._deadline()) if keys else []
+
+    def batch_exists(self, keys: Sequence[str]) -> int:
+        with self._gate:
+            run, deadline = 0, self._deadline()
+            for start in range(0, len(keys), LOOK_AHEAD):  # a prefix mostly ends early
+                for status in self._opened().contains(keys[start : start + LOOK_AHEAD], deadline):
+                    if status is not Status.OK:
+                        return run
+                    run += 1
+            return run
 
     def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         with self._gate:
