@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 import numpy as np
 
-from hicache_file._epoch import EpochFile
-from hicache_file._files import Folder
 from hicache_file._format import (
     BURIED,
     CREATED,
@@ -45,44 +42,12 @@ from hicache_file._journal import (
     parse,
     seals_of,
 )
-from hicache_file._segment import Handles, Segment, read_growth, read_header, read_journal
+from hicache_file._segment import Segment, read_growth, read_header, read_journal
+from hicache_file._space import Space
 
 #: Entries of deleted segments are swept out once there are this many beyond a quarter of the index.
 _SWEEP_FROM = 1 << 14
 _GONE = (errno.ENOENT, errno.ESTALE)
-
-
-class Space:
-    """A namespace's folder and what is shared by all catalogs over it."""
-
-    __slots__ = ("boot", "epoch", "folder", "handles", "janitor", "lock", "namespace", "next_ordinal", "own")
-
-    def __init__(
-        self, folder: Folder, epoch: EpochFile, handles: Handles, namespace: bytes, boot: bytes
-    ) -> None:
-        self.folder = folder
-        self.epoch = epoch
-        self.handles = handles
-        self.namespace = namespace
-        self.boot = boot
-        self.janitor = handles.janitor
-        #: Guards every change of the catalog, and its replacement by a new one.
-        self.lock = threading.RLock()
-        self.next_ordinal = 0
-        #: Segments that lanes of this instance have open, by id.
-        self.own: dict[bytes, Segment] = {}
-
-    def new_segment(self, header: SegmentHeader) -> Segment:
-        """Give a segment an ordinal, which is never used again."""
-        with self.lock:
-            ordinal, self.next_ordinal = self.next_ordinal, self.next_ordinal + 1
-        return Segment(header, ordinal, self.boot)
-
-    def close(self) -> None:
-        """Give every descriptor back that no verb is using."""
-        self.handles.close()
-        self.epoch.close()
-        self.folder.close()
 
 
 class Catalog:
@@ -113,8 +78,7 @@ class Catalog:
 
     def segments(self) -> list[Segment]:
         """List the live segments."""
-        with self.lock:
-            return list(self._by_id.values())
+        return list(self._by_id.values())
 
     def succeed(self, before: Catalog) -> None:
         """Give back the descriptors of segments that only the catalog before this one knew."""
@@ -428,7 +392,6 @@ class Catalog:
 
 
 def _damaged(records: Words, flags: np.ndarray) -> list[bytes]:
-    """Give the digests of records that are flagged as damaged."""
     return [row.tobytes() for row in records[flags == DAMAGED, :CHECK]]
 
 

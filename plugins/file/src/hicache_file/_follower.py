@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import os
 
-from hicache_file._catalog import Catalog, Space
+from hicache_file._catalog import Catalog
 from hicache_file._format import BadHeader
+from hicache_file._space import Space
 
 #: A torn read is read again; a file that stays unreadable is an error.
 _ATTEMPTS = 3

@@ -11,7 +11,7 @@ import numpy as np
 from hicache_core.capabilities import Capabilities
 from hicache_core.storage import HiCacheStorageConfig
 from hicache_file._budget import RootFile, scan_folder
-from hicache_file._catalog import Catalog, Space
+from hicache_file._catalog import Catalog
 from hicache_file._epoch import EpochFile
 from hicache_file._files import Folder, is_network
 from hicache_file._follower import Follower
@@ -22,6 +22,7 @@ from hicache_file._journal import LENGTH
 from hicache_file._marks import bury, mark_records
 from hicache_file._reader import Reader
 from hicache_file._segment import Handles, Segment, read_header
+from hicache_file._space import Space
 from hicache_file._writer import Writer
 
 if TYPE_CHECKING:

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hicache_file._budget import Ledger, RootFile
-from hicache_file._catalog import Catalog, Space
+from hicache_file._catalog import Catalog
 from hicache_file._epoch import SMALL_CAPACITY_NBYTES
 from hicache_file._files import unlock
 from hicache_file._format import RECORD_NBYTES
 from hicache_file._lanes import Lane
 from hicache_file._segment import Handle, Segment
+from hicache_file._space import Space
 
 #: Retired segments that may wait; beyond, lanes seal their own.
 _MOST_RETIRED = 4

@@ -19,7 +19,7 @@ import numpy as np
 
 from hicache_core.status import Status
 from hicache_file._budget import Ledger, RootFile, remove_pair
-from hicache_file._catalog import Catalog, Space
+from hicache_file._catalog import Catalog
 from hicache_file._evict import Evictor
 from hicache_file._files import preallocate, status_of, try_lock, write_exactly
 from hicache_file._format import (
@@ -38,6 +38,7 @@ from hicache_file._format import (
 from hicache_file._journal import WORDS, Words, build
 from hicache_file._lanes import SHARED_FROM_NBYTES, Helper, Lane
 from hicache_file._sealing import Sealer
+from hicache_file._space import Space
 from hicache_file._transfer import View, write_pages
 
 #: A segment takes at most this part of the budget, open ones of all processes this part.
