@@ -10,7 +10,7 @@ from hicache_conformance.calls import Call, until
 from hicache_core import Namespace, Pages, Status
 from hicache_core.errors import BackendTimeout, BackendUnavailable
 from hicache_eic import catalog
-from hicache_eic.record import HEAD_NBYTES, judge, write_head
+from hicache_eic.record import FRAME_NBYTES, HEAD_NBYTES, blank_head, judge, write_head
 from hicache_eic.simulator import eic
 
 OK, MISS, CORRUPT, SIZE_MISMATCH = Status.OK, Status.MISS, Status.CORRUPT, Status.SIZE_MISMATCH
@@ -75,8 +75,8 @@ def test_a_service_that_dies_between_two_parts_of_a_batch(opener: Opener, calls)
 
 
 def value_of(page: bytes) -> memoryview:
-    value = memoryview(bytearray(HEAD_NBYTES + len(page)))
-    value[HEAD_NBYTES:] = page
+    value = memoryview(bytearray(FRAME_NBYTES + len(page)))
+    value[HEAD_NBYTES : HEAD_NBYTES + len(page)] = page
     write_head(value)
     return value
 
@@ -90,12 +90,30 @@ def value_of(page: bytes) -> memoryview:
         (lambda v: memoryview(bytearray(v) + b"\0"), SIZE_MISMATCH),
         (lambda v: memoryview(bytearray(len(v))), CORRUPT),
         (lambda v: memoryview(bytearray(v[:-1]) + bytes([v[-1] ^ 1])), CORRUPT),
+        (lambda v: memoryview(bytearray(v[:40]) + bytes([v[40] ^ 1]) + bytearray(v[41:])), CORRUPT),
         (lambda v: memoryview(bytearray(v[:8]) + b"\1" + bytearray(v[9:])), CORRUPT),
     ],
-    ids=["whole", "a byte short", "a byte more", "never written", "a flipped bit", "a damaged head"],
+    ids=[
+        "whole",
+        "a byte short",
+        "a byte more",
+        "never written",
+        "a damaged mark",
+        "a flipped bit",
+        "a damaged head",
+    ],
 )
 def test_a_value_says_whether_it_is_whole(change, verdict):
     assert judge(change(value_of(bytes(range(256))))) is verdict
+
+
+@pytest.mark.clause("C5")
+def test_c5_a_value_that_lost_its_end_is_not_made_whole_by_what_the_buffer_held():
+    stored = bytes(value_of(bytes(range(256))))
+    buffer = memoryview(bytearray(stored))
+    blank_head(buffer)
+    buffer[: len(stored) - 1] = stored[:-1]
+    assert judge(buffer) is CORRUPT
 
 
 @pytest.mark.clause("C11", "C2")

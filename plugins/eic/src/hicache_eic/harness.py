@@ -25,6 +25,7 @@ from hicache_eic.simulator.wire import receive, send
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 _HEAD_NBYTES = 32
+_END_NBYTES = 8
 _INSTANCE = "hicache-check"
 _FAULTS = [
     "kill",
@@ -110,7 +111,7 @@ class EicHarness(BaseHarness):
 
     def stored_bytes(self, namespace: Namespace, key: str) -> bytes | None:
         value = self._peek(namespace, key)
-        return None if value is None else value[_HEAD_NBYTES:]
+        return None if value is None else value[_HEAD_NBYTES:-_END_NBYTES]
 
     def damage(self, namespace: Namespace, key: str, how: Damage) -> None:
         value = self._peek(namespace, key)

@@ -1,7 +1,8 @@
-"""The value of a page in EIC: a head that says how long it is and what its bytes must hash to, then the page.
+"""The value of a page in EIC: a head (how long it is, what it must hash to), the page, a mark at its end.
 
 EIC tells neither a value's size nor whether it is whole. With a head in front, both are known after any
-get, whatever the service does with a buffer of another size.
+get, whatever the service does with a buffer of another size; the mark is what a value that lost bytes
+lacks, since the buffer may still hold the very bytes that were lost.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from hicache_core.status import OK, Status
 _HEAD = struct.Struct("<8sQQQ")
 _MAGIC = b"HiCacEI1"
 
-#: Bytes in front of a page.
+_END = b"HiCacEnd"
+
+#: Bytes in front of a page, and with those behind it.
 HEAD_NBYTES = _HEAD.size
+FRAME_NBYTES = HEAD_NBYTES + len(_END)
 
 
 def write_head(value: memoryview) -> None:
-    """Fill in the head of a value whose page is in place."""
-    page = value[HEAD_NBYTES:]
+    """Fill in head and mark of a value whose page is in place."""
+    page = value[HEAD_NBYTES : -len(_END)]
+    value[-len(_END) :] = _END
     checksum = xxh3_64_intdigest(page)
     _HEAD.pack_into(value, 0, _MAGIC, page.nbytes, checksum, page.nbytes ^ checksum)
 
 
 def blank_head(value: memoryview) -> None:
-    """Make sure that what a get does not write is not taken for a head."""
+    """Make sure that what a get does not write is not taken for a head or a mark."""
     value[:HEAD_NBYTES] = bytes(HEAD_NBYTES)
+    value[-len(_END) :] = bytes(len(_END))
 
 
 def judge(value: memoryview) -> Status:
@@ -37,9 +43,11 @@ def judge(value: memoryview) -> Status:
     magic, nbytes, checksum, check = _HEAD.unpack_from(value)
     if magic != _MAGIC or nbytes ^ checksum != check:
         return Status.CORRUPT
-    if nbytes != value.nbytes - HEAD_NBYTES:
+    if nbytes != value.nbytes - FRAME_NBYTES:
         return Status.SIZE_MISMATCH
-    return OK if xxh3_64_intdigest(value[HEAD_NBYTES:]) == checksum else Status.CORRUPT
+    if value[-len(_END) :] != _END:
+        return Status.CORRUPT
+    return OK if xxh3_64_intdigest(value[HEAD_NBYTES : -len(_END)]) == checksum else Status.CORRUPT
 
 
 def copy_in(views: Sequence[memoryview], value: memoryview) -> None:

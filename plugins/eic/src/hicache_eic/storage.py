@@ -28,7 +28,7 @@ from hicache_eic.affinity import near_interfaces
 from hicache_eic.catalog import CHUNK_NBYTES, Writer, everything
 from hicache_eic.native import Native, connect, load
 from hicache_eic.options import EicOptions
-from hicache_eic.record import HEAD_NBYTES, blank_head, copy_in, copy_out, judge, write_head
+from hicache_eic.record import FRAME_NBYTES, blank_head, copy_in, copy_out, judge, write_head
 from hicache_eic.remembered import Remembered
 from hicache_eic.shelf import Shelf, raise_trouble
 from hicache_eic.spec import SPEC
@@ -165,7 +165,7 @@ class EICStorage(HiCacheStorage):
         move: Callable[[Sequence[str], Pages, float], list[Status]],
     ) -> list[Status]:
         deadline = self._deadline()
-        at_once = min(self.options.max_keys, self.options.staging // stride_of(HEAD_NBYTES + locs.nbytes))
+        at_once = min(self.options.max_keys, self.options.staging // stride_of(FRAME_NBYTES + locs.nbytes))
         if not at_once:
             return [Status.ERROR] * len(keys)  # loose buffers; a pool of such pages was refused
         statuses: list[Status] = []
@@ -181,7 +181,7 @@ class EICStorage(HiCacheStorage):
     def _get(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
         workers = self._open_workers
         worker = workers.take(deadline)
-        values = worker.memory.values(len(keys), HEAD_NBYTES + locs.nbytes)
+        values = worker.memory.values(len(keys), FRAME_NBYTES + locs.nbytes)
         for view, _ in values:
             blank_head(view)
         names, buffers = self._names(keys), [buffer for _, buffer in values]
@@ -200,7 +200,7 @@ class EICStorage(HiCacheStorage):
     def _set(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
         workers = self._open_workers
         worker = workers.take(deadline)
-        values = worker.memory.values(len(keys), HEAD_NBYTES + locs.nbytes)
+        values = worker.memory.values(len(keys), FRAME_NBYTES + locs.nbytes)
         for position, (view, _) in enumerate(values):
             copy_in(locs.views(position), view)
             write_head(view)
@@ -233,7 +233,7 @@ class EICStorage(HiCacheStorage):
         missing = [position for position, status in enumerate(statuses) if status is Status.MISS]
         if not missing:
             return statuses
-        nbytes = buffers[0][1] - HEAD_NBYTES
+        nbytes = buffers[0][1] - FRAME_NBYTES
         records = shelf.writer.add(
             [keys[position] for position in missing],
             nbytes,
@@ -292,7 +292,7 @@ class EICStorage(HiCacheStorage):
         found = eic.exist(self._names(list(entries)), deadline)
         raise_trouble(found)
         sizes = [size for size, status in zip(entries.values(), found, strict=True) if status is OK]
-        return Usage(len(sizes), sum(sizes), sum(sizes) + len(sizes) * HEAD_NBYTES, None)
+        return Usage(len(sizes), sum(sizes), sum(sizes) + len(sizes) * FRAME_NBYTES, None)
 
     def _catalog(self, eic: Native, worker: Worker, deadline: float) -> tuple[dict[str, int], list[str]]:
         shelf = self._shelf(worker, eic)
@@ -340,7 +340,7 @@ class EICStorage(HiCacheStorage):
         raise_trouble(self._call(lambda eic, _: eic.exist([name], deadline), deadline))
 
     def _check_fits(self, page_nbytes: int) -> None:
-        needed = stride_of(HEAD_NBYTES + page_nbytes)
+        needed = stride_of(FRAME_NBYTES + page_nbytes)
         if needed > self.options.staging:
             complaint = (
                 f"staging={self.options.staging} bytes holds no page; the least here is {needed} bytes"
