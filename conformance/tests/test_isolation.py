@@ -65,12 +65,12 @@ def test_isolation_a_flood_of_output_is_read_and_thrown_away() -> None:
 
 def test_isolation_the_budget_ends_a_run_and_the_rest_is_not_run() -> None:
     started = time.monotonic()
-    report = _survived("hangs_for_ever", match="test_c3 or test_c6", budget_s=6.0, case_budget_s=60.0)
-    assert time.monotonic() - started < 20
+    report = _survived("hangs_for_ever", match="test_c3 or test_c6", budget_s=15.0, case_budget_s=60.0)
+    assert time.monotonic() - started < 40
     outcomes = [outcome for _, outcome in _outcomes(report)]
     assert outcomes[0] == "fail"
     assert set(outcomes[1:]) == {"not-run"}
-    assert report.results[-1].detail == "the budget of 6 s was spent"
+    assert report.results[-1].detail == "the budget of 15 s was spent"
     assert report.verdict("core") == "not reached"
 
 
