@@ -49,10 +49,12 @@ def theirs_on(pool: HostPool, direct: bool) -> object:
     values = {
         "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1,
         "is_mla_model": False, "enable_storage_metrics": False, "is_page_first_layout": True,
-        "model_name": "bench", "extra_config": {"plugin": {"posix": {"active": "true"}}, "use_direct_io": direct},
+        "model_name": "bench",
+        "extra_config": {"plugin": {"posix": {"active": "true"}}, "use_direct_io": direct},
     }  # fmt: skip
     fields = interface.HiCacheStorageConfig.__dataclass_fields__
-    made = module.HiCacheNixl(interface.HiCacheStorageConfig(**{k: v for k, v in values.items() if k in fields}))
+    config = interface.HiCacheStorageConfig(**{k: v for k, v in values.items() if k in fields})
+    made = module.HiCacheNixl(config)
     made.register_mem_pool_host(AlignedPool(pool))
     return made
 
@@ -84,7 +86,8 @@ def measure(nbytes: int, rounds: int, folder: str, direct: bool) -> dict[str, fl
             started = time.perf_counter()
             answers = step()
             took = time.perf_counter() - started
-            assert all(answers) and len(answers) == PAGES, name
+            assert len(answers) == PAGES, name
+            assert all(answers), name
             if number:
                 best[name] = min(best.get(name, took), took)
         ours.clear()
