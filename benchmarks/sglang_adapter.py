@@ -2,7 +2,7 @@
 
 The same pages, the same calls, the same file system, one run; best of three for each cell:
 
-    python benchmarks/sglang_adapter.py [--root FOLDER] [--megabytes 256]
+    python benchmarks/sglang_adapter.py [--root FOLDER] [--megabytes 256] [--pages '1 MiB,4 MiB'] [--rounds 3]
 
 ``generic`` are the calls that SGLang makes of its own file backend, a flat tensor a
 page; ``v2`` those for sidecar pools, which both know. ``pool`` is the whole way between
@@ -136,12 +136,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--megabytes", type=int, default=256)
+    parser.add_argument("--pages", default=",".join(LAYERS), help="page sizes, such as '1 MiB,4 MiB'")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
     torch.set_num_threads(1)
     out = sys.stdout.write
     out("| page | calls | verb | SGLang's file | hicache file | times |\n|---|---|---|---|---|---|\n")
     slower = 0
-    for name, layers in LAYERS.items():
+    for name in given.pages.split(","):
+        layers = LAYERS[name]
         nbytes = 2 * layers * PAGE_TOKENS * HEADS * 8 * 2
         pages = max(16, given.megabytes * 1_000_000 // nbytes)
         pool = sgl_release.host_pool(
@@ -154,7 +157,7 @@ def main() -> None:
             keys = [f"{layers:032x}{page:032x}" for page in some]
             batches.append((keys, sgl_release.indices_of(some, PAGE_TOKENS)))
         best: dict[tuple[str, str, str], float] = {}
-        for _ in range(ROUNDS):
+        for _ in range(given.rounds):
             for who, make, calls in (
                 ("theirs", theirs, "generic"), ("ours", ours, "generic"),
                 ("theirs", theirs, "v2"), ("ours", ours, "v2"),
