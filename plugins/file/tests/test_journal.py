@@ -72,13 +72,13 @@ def test_zeros_another_place_and_another_segment_do_not_parse() -> None:
 
 
 def test_moved_records_keep_their_sums_and_lie_one_behind_the_other() -> None:
-    moved = journal.reseal(records(sums=list(range(20)))[[3, 9, 17]], bytes(16), 64)
-    assert moved[:, journal.OFFSET].tolist() == [64, 1064, 2064]
+    moved = journal.reseal(records(sums=list(range(20)))[[3, 9, 17]], bytes(16))
+    assert moved[:, journal.OFFSET].tolist() == [0, 1000, 2000]
     assert moved[:, journal.SUM].tolist() == [3, 9, 17]
     assert len(journal.parse(moved.tobytes(), bytes(16))) == 3
 
 
-HEADER = fmt.SegmentHeader(ID, bytes(16), b"b" * 16, 7, 9, 128, 4096, 1 << 20, 123, True)
+HEADER = fmt.SegmentHeader(ID, bytes(16), b"b" * 16, 7, 9, 128, 1 << 20, 123, 55, True)
 
 
 def test_headers_are_read_as_written() -> None:
@@ -92,7 +92,6 @@ def test_headers_are_read_as_written() -> None:
     assert fmt.unpack_event(fmt.pack_event(event)) == event
     slot = fmt.Slot(ID, ID, 99)
     assert fmt.unpack_slots(fmt.pack_slot(slot) + bytes(47)) == [slot]
-    fmt.check_segment_head(fmt.pack_segment_head(ID, bytes(16)), ID, bytes(16))
 
 
 @pytest.mark.parametrize("at", [0, 8, 9, 12, 16, 64, 80, 119, 127])

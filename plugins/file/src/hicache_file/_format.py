@@ -5,7 +5,7 @@ docs/decisions holds the page that says why. In short, all numbers little-endian
     root/hicache.root            128 bytes, then 48 a slot of the open-segment table
     root/<namespace>/manifest.json
     root/<namespace>/epoch       128 bytes, then a ring of 32-byte events
-    root/<namespace>/<id>.seg    64 bytes (padded to 4096 in large segments), then page bytes
+    root/<namespace>/<id>.seg    page bytes from its first byte on
     root/<namespace>/<id>.idx    128 bytes, dead[room], use[room], then 64-byte records
 
 Every header begins with eight bytes of magic, then the version and its
@@ -31,7 +31,6 @@ ID_NBYTES = 16
 ROOT_MAGIC = b"HICAROOT"
 EPOCH_MAGIC = b"HICAEPOC"
 JOURNAL_MAGIC = b"HICAJRNL"
-SEGMENT_MAGIC = b"HICASEGM"
 
 #: Live words of the root and epoch files begin here, their tables after them.
 LIVE_OFFSET = 64
@@ -43,14 +42,12 @@ _SLOT = struct.Struct("<16s16sQQ")
 _EPOCH_HEAD = struct.Struct("<8sII16s24xQ")
 _EPOCH_LIVE = struct.Struct("<QQQ")
 _EVENT = struct.Struct("<16sQII")
-_JOURNAL_HEAD = struct.Struct("<8sII16s16s16sQQIIQQ16xQ")
-_SEGMENT_HEAD = struct.Struct("<8sII16s16s8xQ")
+_JOURNAL_HEAD = struct.Struct("<8sII16s16s16sQQI4xQQQ8xQ")
 
 SLOT_NBYTES = _SLOT.size
 EVENT_NBYTES = _EVENT.size
 EPOCH_LIVE_NBYTES = _EPOCH_LIVE.size
 JOURNAL_HEAD_NBYTES = _JOURNAL_HEAD.size
-SEGMENT_HEAD_NBYTES = _SEGMENT_HEAD.size
 RECORD_NBYTES = 64
 
 #: Flag of a journal header: each record was written after its data had reached the disk.
@@ -60,10 +57,6 @@ SYNCED = 1
 REMOVED, DAMAGED = 1, 2
 #: Kinds of events in a namespace's ring.
 CREATED, DELETED, BURIED = 1, 2, 3
-
-#: From here on a segment's data starts at a page boundary, so that page copies stay aligned.
-_ALIGNED_FROM_NBYTES = 1 << 20
-_ALIGNMENT = 4096
 
 
 _HEX = frozenset("0123456789abcdef")
@@ -134,10 +127,11 @@ class SegmentHeader:
     epoch: int
     room: int
     """Records that the journal has room for, a multiple of 64."""
-    data_start: int
     nbytes: int
     """Size of the .seg file as created."""
     created_ns: int
+    inode: int
+    """Of the .seg file: pages without checksums are read from no other."""
     synced: bool
 
     @property
@@ -154,11 +148,6 @@ class SegmentHeader:
     def use_start(self) -> int:
         """Where the use bytes begin."""
         return JOURNAL_HEAD_NBYTES + self.room
-
-
-def data_start(segment_nbytes: int) -> int:
-    """Tell where page bytes begin in a .seg file of this size."""
-    return _ALIGNMENT if segment_nbytes >= _ALIGNED_FROM_NBYTES else SEGMENT_HEAD_NBYTES
 
 
 def journal_room(segment_nbytes: int) -> int:
@@ -249,31 +238,20 @@ def pack_journal_head(header: SegmentHeader) -> bytes:
         header.sequence,
         header.epoch,
         header.room,
-        header.data_start,
         header.nbytes,
         header.created_ns,
+        header.inode,
     )
 
 
 def unpack_journal_head(raw: bytes) -> SegmentHeader:
     fields = _opened(_JOURNAL_HEAD, raw, JOURNAL_MAGIC)
-    _, _, flags, seg_id, namespace, boot, sequence, epoch, room, start, nbytes, created = fields
-    if not room or room % 64 or start < SEGMENT_HEAD_NBYTES:
+    _, _, flags, seg_id, namespace, boot, sequence, epoch, room, nbytes, created, inode = fields
+    if not room or room % 64:
         raise BadHeader("a journal header with impossible sizes")
     return SegmentHeader(
-        seg_id, namespace, boot, sequence, epoch, room, start, nbytes, created, bool(flags & SYNCED)
+        seg_id, namespace, boot, sequence, epoch, room, nbytes, created, inode, bool(flags & SYNCED)
     )
-
-
-def pack_segment_head(segment_id: bytes, namespace: bytes) -> bytes:
-    return _sealed(_SEGMENT_HEAD, SEGMENT_MAGIC, VERSION_WORD, 0, segment_id, namespace)
-
-
-def check_segment_head(raw: bytes, segment_id: bytes, namespace: bytes) -> None:
-    """Refuse a .seg file that is not the one its name and journal say."""
-    fields = _opened(_SEGMENT_HEAD, raw, SEGMENT_MAGIC)
-    if fields[3] != segment_id or fields[4] != namespace:
-        raise BadHeader("a segment under another segment's name")
 
 
 def _sealed(layout: struct.Struct, *fields: object) -> bytes:

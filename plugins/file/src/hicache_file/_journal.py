@@ -122,10 +122,10 @@ def parse(raw: bytes | memoryview, segment_id: bytes, first: int = 0) -> Words:
     return records
 
 
-def reseal(records: Words, segment_id: bytes, data_start: int) -> Words:
+def reseal(records: Words, segment_id: bytes) -> Words:
     """Copy records for a new segment that holds these pages one behind the other, sums unchanged (R6)."""
     moved = records.copy()
     ends = np.cumsum(moved[:, LENGTH], dtype=np.uint64)
-    moved[:, OFFSET] = ends - moved[:, LENGTH] + np.uint64(data_start)
+    moved[:, OFFSET] = ends - moved[:, LENGTH]
     moved[:, SEAL] = seals_of(moved, segment_id, 0)
     return moved

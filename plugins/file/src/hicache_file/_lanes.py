@@ -45,7 +45,7 @@ class Lane:
         self.segment, self.handle, self.data_end, self.full = (
             segment,
             handle,
-            segment.header.data_start,
+            0,
             False,
         )
 

@@ -16,6 +16,7 @@ from hicache_core.memory import Pages
 from hicache_core.status import OK, Status
 from hicache_file._catalog import Catalog
 from hicache_file._files import status_of
+from hicache_file._format import BadHeader
 from hicache_file._index import RECORD_BITS, RECORD_MASK
 from hicache_file._journal import CHECK, FLAGS, LENGTH, OFFSET, SUM, Words
 from hicache_file._lanes import SHARED_FROM_NBYTES, Helper
@@ -106,20 +107,26 @@ class Reader:
             self._fill(plan, positions[~good], Status.SIZE_MISMATCH)
             rows, positions, numbers = rows[good], positions[good], numbers[good]
         if len(rows):
+            sums = self._sums(segment, handle, rows)
             plan.used.append((segment, numbers))
-            sums = self._sums(segment, rows)
             plan.chunks += _chunks(handle.seg, rows[:, OFFSET], positions, sums, locs)
 
     def _fill(self, plan: Plan, positions: np.ndarray, status: Status) -> None:
         for position in positions.tolist():
             plan.statuses[position] = status
 
-    def _sums(self, segment: Segment, rows: np.ndarray) -> list[int] | None:
-        """Give the checksums to compare with; None where none is stored or none is asked for."""
-        if not (self._checksum or segment.verify):
+    def _sums(self, segment: Segment, handle: Handle, rows: np.ndarray) -> list[int] | None:
+        """Give the checksums to compare with; None where none is stored or none is asked for.
+
+        Raises:
+            BadHeader: no checksums, and not the file that was written.
+        """
+        if not (self._checksum or segment.verify) and handle.genuine:
             return None
         if rows[:, FLAGS].all():
             return rows[:, SUM].tolist()
+        if not handle.genuine:
+            raise BadHeader("pages without checksums in another file")
         return None
 
     def _run(self, plan: Plan, locs: Pages) -> None:

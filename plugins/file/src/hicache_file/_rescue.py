@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -25,13 +25,9 @@ from hicache_file._format import (
     DAMAGED,
     JOURNAL_HEAD_NBYTES,
     RECORD_NBYTES,
-    SEGMENT_HEAD_NBYTES,
     Event,
     SegmentHeader,
-    check_segment_head,
-    data_start,
     pack_journal_head,
-    pack_segment_head,
     unpack_journal_head,
 )
 from hicache_file._journal import FLAGS, HAS_SUM, LENGTH, OFFSET, SUM, WORDS, Words, parse, reseal
@@ -65,16 +61,17 @@ class Source:
         try:
             header = unpack_journal_head(os.pread(idx, JOURNAL_HEAD_NBYTES, 0))
             use = np.frombuffer(os.pread(idx, header.room, header.use_start), np.uint8)
-            nbytes = max(0, folder.size(f"{name}.seg") - header.data_start)
+            nbytes = folder.size(f"{name}.seg")
             if header.id.hex() != name or not use.any():
                 return cls(header, np.empty((0, WORDS), np.uint64), np.empty(0, np.int64), nbytes, seg, idx)
             seg = folder.open(f"{name}.seg")
-            check_segment_head(os.pread(seg, SEGMENT_HEAD_NBYTES, 0), header.id, header.namespace)
             raw = os.pread(idx, header.room * RECORD_NBYTES, header.records_start)
             records = parse(raw, header.id)
             count = len(records)
             use = np.frombuffer(use.tobytes()[:count].ljust(count, b"\0"), np.uint8)
             alive = np.frombuffer(os.pread(idx, count, header.dead_start), np.uint8) == 0
+            if os.fstat(seg).st_ino != header.inode:
+                alive &= (records[:, FLAGS] & np.uint64(HAS_SUM)) != 0
             last_use = np.where((use > 0) & alive, use.astype(np.int64) + header.sequence, 0)
             return cls(header, records, last_use, nbytes, seg, idx)
         except BaseException:
@@ -159,7 +156,6 @@ def _flush(
     """Make one sealed segment of the pages chosen, and publish it."""
     kept = np.concatenate([source.records[share] for source, share in pending])
     nbytes = int(kept[:, LENGTH].sum())
-    start = data_start(nbytes)
     old = pending[0][0].header
     fresh = SegmentHeader(
         id=os.urandom(16),
@@ -168,14 +164,15 @@ def _flush(
         sequence=ledger.draw_sequence(),
         epoch=old.epoch,
         room=-(-len(kept) // 64) * 64,
-        data_start=start,
-        nbytes=start + nbytes,
+        nbytes=nbytes,
         created_ns=time.time_ns(),
+        inode=0,
         synced=fsync,
     )
     name = fresh.id.hex()
     try:
-        damaged = _copy(folder, fresh, pending, fsync=fsync)
+        damaged, inode = _copy(folder, fresh, pending, fsync=fsync)
+        fresh = replace(fresh, inode=inode)
         with epoch.lock.held(_LOCK_TIMEOUT_S):
             current, _ = epoch.state()
             if current != old.epoch:
@@ -183,7 +180,7 @@ def _flush(
                 return
             dead = np.concatenate([source.dead(share) for source, share in pending])
             dead = np.where(damaged & (dead == 0), DAMAGED, dead).astype(np.uint8)
-            _write_journal(folder, fresh, dead, reseal(kept, fresh.id, start), fsync=fsync)
+            _write_journal(folder, fresh, dead, reseal(kept, fresh.id), fsync=fsync)
             epoch.append([Event(CREATED, fresh.id, fresh.sequence)], old.epoch)
     except BaseException:
         for ending in ("new", "idx", "seg"):
@@ -194,13 +191,13 @@ def _flush(
 
 def _copy(
     folder: Folder, fresh: SegmentHeader, pending: Sequence[tuple[Source, np.ndarray]], *, fsync: bool
-) -> np.ndarray:
-    """Copy page bytes as they are; tells which of them do not match the checksum that they have."""
+) -> tuple[np.ndarray, int]:
+    """Copy page bytes as they are; tells which do not match their checksum, and the new file's inode."""
     damaged: list[bool] = []
     target = folder.open(f"{fresh.id.hex()}.seg", os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
-        write_exactly(target, pack_segment_head(fresh.id, fresh.namespace), 0)
-        end = fresh.data_start
+        inode = os.fstat(target).st_ino
+        end = 0
         for source, share in pending:
             rows = source.records[share]
             columns = [rows[:, n].tolist() for n in (OFFSET, LENGTH, SUM, FLAGS)]
@@ -214,7 +211,7 @@ def _copy(
             os.fdatasync(target)
     finally:
         os.close(target)
-    return np.array(damaged, bool)
+    return np.array(damaged, bool), inode
 
 
 def _write_journal(

@@ -21,10 +21,8 @@ from hicache_file._files import Folder
 from hicache_file._format import (
     JOURNAL_HEAD_NBYTES,
     RECORD_NBYTES,
-    SEGMENT_HEAD_NBYTES,
     BadHeader,
     SegmentHeader,
-    check_segment_head,
     unpack_journal_head,
 )
 from hicache_file._janitor import Janitor
@@ -64,10 +62,12 @@ class Segment:
 class Handle:
     """A segment's two open files, with a count of those who use them."""
 
-    __slots__ = ("idx", "kept", "ordinal", "seg", "users")
+    __slots__ = ("genuine", "idx", "kept", "ordinal", "seg", "users")
 
-    def __init__(self, ordinal: int, seg: int, idx: int) -> None:
-        self.ordinal = ordinal
+    def __init__(self, segment: Segment, seg: int, idx: int) -> None:
+        self.ordinal = segment.ordinal
+        #: False for a .seg file that is not the one that was created: a copy, or somebody's.
+        self.genuine = os.fstat(seg).st_ino == segment.header.inode
         self.seg = seg
         self.idx = idx
         self.users = 0
@@ -113,14 +113,14 @@ class Handles:
                 os.close(seg)
                 os.close(idx)
             else:
-                handle = self._keep(Handle(segment.ordinal, seg, idx))
+                handle = self._keep(Handle(segment, seg, idx))
             self._lend(handle)
             return handle
 
     def adopt(self, segment: Segment, seg: int, idx: int) -> Handle:
         """Keep files that the writer has opened itself; counts as taken."""
         with self._lock:
-            handle = self._keep(Handle(segment.ordinal, seg, idx))
+            handle = self._keep(Handle(segment, seg, idx))
             self._lend(handle)
             return handle
 
@@ -212,11 +212,10 @@ def _close_all(fds: tuple[int, int]) -> None:
 
 
 def open_pair(folder: Folder, header: SegmentHeader, writable: bool) -> tuple[int, int]:
-    """Open a segment's two files and check that they are what they should be."""
+    """Open a segment's two files and check that the journal is the one that it was."""
     name = header.id.hex()
     seg = folder.open(f"{name}.seg")
     try:
-        check_segment_head(os.pread(seg, SEGMENT_HEAD_NBYTES, 0), header.id, header.namespace)
         idx = folder.open(f"{name}.idx", os.O_RDWR if writable else os.O_RDONLY)
     except BaseException:
         os.close(seg)

@@ -13,7 +13,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,19 +25,17 @@ from hicache_file._files import preallocate, status_of, try_lock, write_exactly
 from hicache_file._format import (
     CREATED,
     RECORD_NBYTES,
-    SEGMENT_HEAD_NBYTES,
     Event,
     SegmentHeader,
     Slot,
-    data_start,
     journal_nbytes,
     journal_room,
     pack_journal_head,
-    pack_segment_head,
 )
 from hicache_file._journal import WORDS, Words, build
 from hicache_file._lanes import SHARED_FROM_NBYTES, Helper, Lane
 from hicache_file._sealing import Sealer
+from hicache_file._segment import Segment
 from hicache_file._space import Space
 from hicache_file._transfer import View, write_pages
 
@@ -237,7 +235,7 @@ class Writer:
             self.capacity = ledger.capacity
             self._sealer.leave(lane, ledger)
             nbytes = self._wanted_nbytes(lane, ledger, batch.nbytes)
-            least = _least_nbytes(batch.nbytes)
+            least = batch.nbytes
             while True:
                 total = nbytes + journal_nbytes(journal_room(nbytes))
                 try:
@@ -258,7 +256,7 @@ class Writer:
         Raises:
             OneLane, NoRoom.
         """
-        least = _least_nbytes(page_nbytes)
+        least = page_nbytes
         if not ledger.capacity:
             return max(least, _whole_pages(self._settings.segment_nbytes, page_nbytes))
         usual = min(self._settings.segment_nbytes, ledger.capacity // SEGMENT_SHARE)
@@ -284,9 +282,9 @@ class Writer:
             sequence=ledger.draw_sequence(),
             epoch=catalog.epoch,
             room=journal_room(nbytes),
-            data_start=data_start(nbytes),
             nbytes=nbytes,
             created_ns=time.time_ns(),
+            inode=0,
             synced=self._settings.fsync,
         )
         total = _total_nbytes(nbytes)
@@ -298,7 +296,7 @@ class Writer:
         with space.lock:  # before others can hear of it: our own catalog must not take it for theirs
             space.own[header.id] = segment
         try:
-            seg, idx = self._make_files(ledger, header)
+            seg, idx = self._make_files(ledger, segment)
         except BaseException:
             with space.lock:
                 del space.own[header.id]
@@ -308,8 +306,8 @@ class Writer:
             self._catalog().create(segment)
         lane.enter(segment, space.handles.adopt(segment, seg, idx))
 
-    def _make_files(self, ledger: Ledger, header: SegmentHeader) -> tuple[int, int]:
-        folder, name = self._space.folder, header.id.hex()
+    def _make_files(self, ledger: Ledger, segment: Segment) -> tuple[int, int]:
+        folder, name, header = self._space.folder, segment.name, segment.header
         made: list[int] = []
         try:
             for ending in ("seg", "idx"):
@@ -319,7 +317,7 @@ class Writer:
                 raise OSError(errno.ENOLCK, "a new segment cannot be locked")
             preallocate(seg, header.nbytes)
             preallocate(idx, journal_nbytes(header.room))
-            write_exactly(seg, pack_segment_head(header.id, header.namespace), 0)
+            segment.header = header = replace(header, inode=os.fstat(seg).st_ino)
             write_exactly(idx, pack_journal_head(header), 0)
             if self._settings.fsync:
                 os.fsync(seg)
@@ -353,13 +351,5 @@ def _total_nbytes(segment_nbytes: int) -> int:
 
 
 def _whole_pages(nbytes: int, page_nbytes: int) -> int:
-    """Make a segment hold whole pages: what fits, a small header on top of it, a large one within."""
-    start = data_start(nbytes)
-    within = nbytes if start == SEGMENT_HEAD_NBYTES else nbytes - start
-    return within // page_nbytes * page_nbytes + start
-
-
-def _least_nbytes(page_nbytes: int) -> int:
-    """Tell the smallest segment that takes one page."""
-    small = SEGMENT_HEAD_NBYTES + page_nbytes
-    return page_nbytes + data_start(small)
+    """Make a segment hold whole pages, so that a full one has no tail to cut."""
+    return nbytes // page_nbytes * page_nbytes

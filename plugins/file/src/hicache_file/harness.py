@@ -24,7 +24,7 @@ from hicache_core import Namespace
 #: Large enough for the suite, and a budget, so that eviction is proven too.
 _CAPACITY = 2 << 30
 
-_HEAD = struct.Struct("<8sII16s16s16sQQIIQQ16xQ")
+_HEAD = struct.Struct("<8sII16s16s16sQQI4xQQQ8xQ")
 _VERSION_WORD = 1 | 0xFFFE << 16
 _FACTORS = (
     0x243F6A8885A308D3,
@@ -178,19 +178,19 @@ def _write_segment(folder: Path, namespace: Namespace, key: bytes, value: bytes)
     live = (folder / "epoch").read_bytes()
     epoch, events = struct.unpack("<QQ", live[64:80])
     slots = struct.unpack("<I", live[12:16])[0]
-    head = struct.pack("<8sII16s16s8x", b"HICASEGM", _VERSION_WORD, 0, segment_id, owner)
-    (folder / f"{segment_id.hex()}.seg").write_bytes(_checked(head) + value)
+    data = folder / f"{segment_id.hex()}.seg"
+    data.write_bytes(value)
     words = (
         *struct.unpack("<QQ", xxhash.xxh3_128_digest(key)),
         xxhash.xxh64_intdigest(key),
-        64,
+        0,
         len(value),
         xxhash.xxh3_64_intdigest(value),
         1,
     )
     boot = bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
     head = struct.pack(
-        "<8sII16s16s16sQQIIQQ16x",
+        "<8sII16s16s16sQQI4xQQQ8x",
         b"HICAJRNL",
         _VERSION_WORD,
         0,
@@ -200,9 +200,9 @@ def _write_segment(folder: Path, namespace: Namespace, key: bytes, value: bytes)
         1,
         epoch,
         64,
-        64,
-        64 + len(value),
+        len(value),
         0,
+        data.stat().st_ino,
     )
     record = struct.pack("<8Q", *words, _seal(words, segment_id, 0))
     (folder / f"{segment_id.hex()}.idx").write_bytes(_checked(head) + bytes(128) + record)
