@@ -110,7 +110,7 @@ def engine(tmp_path_factory):
             [ENGINE, str(HERE / "cpu" / script), *arguments], variables | more, timeout_s
         )
         results = [line.removeprefix("RESULT ") for line in out.splitlines() if line.startswith("RESULT ")]
-        assert results, f"{out[-3000:]}\n{err[-6000:]}"
+        assert results, f"exit status {status}\n{out[-3000:]}\n{err[-6000:]}"
         assert status == 0, err[-3000:]
         return results[-1]
 

@@ -104,8 +104,9 @@ class Server:
         return self.log.read_text()[-3000:]
 
     def stop(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(20)
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(20)
 
 
 @pytest.fixture
