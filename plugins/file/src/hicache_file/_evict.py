@@ -104,9 +104,13 @@ class Evictor:
         while self._victims and len(group) < self._group(ledger):
             victim = self._victims.popleft()
             segment_id = bytes.fromhex(victim.name)
-            if segment_id not in spared and not ledger.is_registered(segment_id):
+            if segment_id not in spared and not ledger.is_registered(segment_id) and self._is_there(victim):
                 group.append(victim)
         return sorted(group, key=attrgetter("namespace", "sequence"))
+
+    def _is_there(self, victim: Victim) -> bool:
+        """Tell whether nobody else has evicted it since it was listed."""
+        return self._root.folder.size(f"{victim.namespace}/{victim.name}.idx") > 0
 
     def _list(self, ledger: Ledger) -> list[Victim]:
         ledger.reap()
