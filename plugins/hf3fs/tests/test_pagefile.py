@@ -11,7 +11,6 @@ import pytest
 from hf3fs_builders import NBYTES
 
 from hicache_core.errors import BackendIncompatible, BackendUnavailable, InvalidOptions
-from hicache_hf3fs.mounts import file_system_of, is_network
 from hicache_hf3fs.pagefile import HEADER_NBYTES, open_page_file
 
 
@@ -110,19 +109,3 @@ def test_processes_that_make_a_file_at_once_end_with_the_same_one(tmp_path):
     assert len(said) == 1
     assert len(said.pop()) == 32
     assert os.listdir(tmp_path) == ["kv.pages"]
-
-
-def test_the_kind_of_a_file_system_is_that_of_the_longest_mount(tmp_path):
-    table = tmp_path / "mountinfo"
-    inside = tmp_path / "a mount" / "folder"
-    inside.mkdir(parents=True)
-    escaped = str(tmp_path / "a mount").replace(" ", "\\040")
-    table.write_text(
-        "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"
-        f"30 22 0:40 / {escaped} rw,nosuid - fuse.hf3fs hf3fs rw\n"
-        f"31 22 0:41 / {escaped}x rw - nfs4 server:/ rw\n"
-    )
-    assert file_system_of(str(inside), str(table)) == "fuse.hf3fs"
-    assert file_system_of(str(tmp_path), str(table)) == "ext4"
-    assert file_system_of(str(tmp_path), str(tmp_path / "absent")) == ""
-    assert is_network(str(tmp_path)) is False

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from hicache_aibrix.library import Library, forget_in_child, leave, open_library
-from hicache_aibrix.mounts import is_network
 from hicache_aibrix.options import AibrixOptions
 from hicache_aibrix.record import TRAILER_NBYTES, copy_out, digest_of, seal, verdict
 from hicache_aibrix.spec import SPEC
 from hicache_core.errors import BackendTimeout, BackendUnavailable
 from hicache_core.memory import HostPool, Pages
+from hicache_core.mounts import is_network
 from hicache_core.status import OK, Status
 from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig, Usage
 

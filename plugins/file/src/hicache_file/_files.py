@@ -43,33 +43,6 @@ _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 #: fallocate is not offered: fall back to a sparse file.
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
-#: Types in /proc/self/mountinfo whose files other hosts may change. Source: filesystems(5).
-_NETWORK_TYPES = frozenset(
-    [
-        "9p",
-        "afs",
-        "beegfs",
-        "ceph",
-        "cifs",
-        "coda",
-        "gfs2",
-        "glusterfs",
-        "gpfs",
-        "lustre",
-        "ncpfs",
-        "nfs",
-        "nfs4",
-        "ocfs2",
-        "orangefs",
-        "panfs",
-        "pvfs2",
-        "smb3",
-        "smbfs",
-        "wekafs",
-        "virtiofs",
-    ]
-)
-
 #: Waiting for a lock looks again after at first this, at last this long.
 _POLL_FIRST_S, _POLL_LAST_S = 50e-6, 2e-3
 
@@ -286,28 +259,3 @@ def boot_id() -> bytes:
             return bytes.fromhex(file.read().strip().replace("-", ""))
     except (OSError, ValueError):
         return bytes(16)
-
-
-def is_network(path: str) -> bool:
-    """Tell whether a path lies on a network file system. Source: proc_pid_mountinfo(5)."""
-    device = os.stat(path).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    found = by_path = ""
-    longest = -1
-    real = os.path.realpath(path)
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return False
-    for line in lines:
-        left, _, right = line.partition(" - ")
-        fields = left.split()
-        kind = right.split(" ", 1)[0]
-        point = fields[4].replace("\\040", " ")
-        if fields[2] == wanted:
-            found = kind
-        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) > longest:
-            longest, by_path = len(point), kind
-    kind = found or by_path
-    return kind in _NETWORK_TYPES or kind.startswith("fuse.")

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hicache_core.capabilities import Capabilities
+from hicache_core.mounts import is_network
 from hicache_core.storage import HiCacheStorageConfig
 from hicache_file._budget import RootFile, scan_folder
 from hicache_file._catalog import Catalog
 from hicache_file._epoch import EpochFile
-from hicache_file._files import Folder, is_network
+from hicache_file._files import Folder
 from hicache_file._follower import Follower
 from hicache_file._format import REMOVED, BadHeader, UnknownVersion
 from hicache_file._index import ABSENT, RECORD_BITS, RECORD_MASK

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from hicache_core.errors import BackendUnavailable, InvalidOptions
+from hicache_core.mounts import file_system_of, is_network
 from hicache_core.storage import HiCacheStorageConfig
 from hicache_hf3fs.metadata import Hf3fsMetadataInterface, Terms
-from hicache_hf3fs.mounts import file_system_of, is_network
 from hicache_hf3fs.options import Hf3fsOptions
 from hicache_hf3fs.page_io import PageMover
 from hicache_hf3fs.posix_client import PosixClient

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 from hicache_core.errors import HiCacheError
+from hicache_core.mounts import file_system_of, is_network
 from hicache_hf3fs.connect import is_local_disk
 from hicache_hf3fs.metadata_http import MetadataClient
-from hicache_hf3fs.mounts import file_system_of, is_network
 from hicache_hf3fs.options import Hf3fsOptions
 from hicache_hf3fs.usrbio_client import find_mount, load_library
 

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hicache_core.errors import BackendIncompatible, BackendTimeout, BackendUnavailable
 from hicache_core.memory import HostPool, Pages
+from hicache_core.mounts import is_network
 from hicache_core.status import OK, Status
 from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig, Usage
 from hicache_lmcache.adapters import Adapters, Use
 from hicache_lmcache.ledger import FolderLedger, Ledger, RedisLedger
-from hicache_lmcache.mounts import is_network
 from hicache_lmcache.native import Adapter, adapter_maker
 from hicache_lmcache.options import LMCacheOptions
 from hicache_lmcache.record import HEADER_NBYTES, Record, digest_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hicache_core import HostPool
 from hicache_core.errors import InvalidOptions
-from hicache_nixl.folders import file_system_of
+from hicache_core.mounts import file_system_of
 from hicache_nixl.options import NixlOptions
 
 #: What each plugin takes in ``engine``, beyond what our own options set.

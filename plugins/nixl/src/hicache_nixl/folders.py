@@ -201,34 +201,3 @@ def _write_once(path: str, text: str) -> None:
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     os.rename(temporary, path)
-
-
-#: File systems whose server may go away while a transfer runs.
-_NETWORK = re.compile(
-    r"nfs\d?|cifs|smb\d?|smbfs|lustre|ceph|glusterfs|gpfs|beegfs|afs|9p|wekafs|fuse(\..+)?|fuseblk|hf3fs"
-)
-
-
-def file_system_of(folder: str, mounts: str = "/proc/self/mountinfo") -> str:
-    """Give the type of the file system that holds a folder; empty where it cannot be told.
-
-    Source: proc(5): mount point is field 5, the type follows the lone hyphen; spaces are octal.
-    """
-    best, kind = "", ""
-    place = os.path.realpath(folder)
-    try:
-        with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                before, _, after = line.partition(" - ")
-                point = before.split(" ")[4].replace("\\040", " ")
-                inside = place == point or place.startswith(point.rstrip("/") + "/")
-                if inside and len(point) >= len(best):
-                    best, kind = point, after.split(" ", 1)[0]
-    except (OSError, IndexError):
-        return ""
-    return kind
-
-
-def is_network(kind: str) -> bool:
-    """True for a file system whose server may go away."""
-    return _NETWORK.fullmatch(kind) is not None

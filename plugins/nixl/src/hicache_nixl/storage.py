@@ -20,13 +20,14 @@ from typing import Any, Protocol
 
 from hicache_core import HiCacheStorage, HiCacheStorageConfig, HostPool, Pages, Status, Usage
 from hicache_core.errors import BackendUnavailable, InvalidPages
+from hicache_core.mounts import file_system_of, is_network
 from hicache_nixl._native import Agent, load, note
 from hicache_nixl.agents import Agents
 from hicache_nixl.budget import Budget
 from hicache_nixl.choice import Choice, choose, parameters
 from hicache_nixl.filemoves import Mover
 from hicache_nixl.files import FileStore
-from hicache_nixl.folders import Folders, file_system_of, is_network
+from hicache_nixl.folders import Folders
 from hicache_nixl.lanes import Lanes
 from hicache_nixl.options import NixlOptions
 from hicache_nixl.spec import SPEC
@@ -152,8 +153,8 @@ class HiCacheNixl(HiCacheStorage):
         folders = Folders(options.folders, self.config.namespace)
         folders.prepare()
         budget = Budget.open(folders, options.capacity, deadline)
-        kinds = {file_system_of(folder) for folder in options.folders}
-        network = any(map(is_network, kinds))
+        kinds = {file_system_of(folder) or "an unknown file system" for folder in options.folders}
+        network = any(map(is_network, options.folders))
         on_device = plugin in _ON_DEVICES
         self.capabilities = self._narrowed(
             device_memory=on_device,

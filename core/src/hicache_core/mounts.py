@@ -1,14 +1,21 @@
-"""Which kind of file system a path lies on: what a system call there may do to a deadline."""
+"""Which kind of file system a path lies on: what a system call there may do to a deadline.
+
+Every backend that keeps files must know (C11): a server behind a mount can go
+away in the middle of a call. What is not known to be local counts as a network,
+since the mistake in that direction costs speed and the other one a hang.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 
-#: Their calls return, and every process of the host sees a write at once. Anything else counts as a network.
+#: Their calls return, and every process of the host sees a write at once. Source: filesystems(5).
 _LOCAL = frozenset(
     [
         "bcachefs",
         "btrfs",
+        "devtmpfs",
         "ext2",
         "ext3",
         "ext4",
@@ -26,6 +33,9 @@ _LOCAL = frozenset(
 )
 
 
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
 def file_system_of(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:
     """Name the type of the file system that holds a path, which must exist; "" where it cannot be told.
 
@@ -37,11 +47,11 @@ def file_system_of(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:
         with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:
             for line in lines:
                 before, _, after = line.partition(" - ")
-                point = before.split(" ")[4].encode().decode("unicode_escape")
+                point = _ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), before.split(" ")[4])
                 inside = real == point or real.startswith(point.rstrip("/") + "/")
                 if inside and len(point) >= len(best):
                     best, kind = point, after.split(" ")[0]
-    except (OSError, IndexError, UnicodeError):
+    except (OSError, IndexError):
         return ""
     return kind
 
