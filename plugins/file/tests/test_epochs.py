@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -44,22 +45,44 @@ def test_c9_clear_is_seen_by_every_instance_and_touches_no_other_namespace(
     assert one.storage.usage().store_bytes == root_nbytes(root)
 
 
-@pytest.mark.clause("C9")
-def test_c9_a_set_that_meets_a_clear_stores_again(make: Callable[..., Any], child: ModuleType) -> None:
-    store, clearer = make(lanes=1), make()
-    keys = child.keys_of("k", 0, 8)
+def clearing_after_each_append(store: Any, clearer: Any, times: int) -> list[int]:
+    """Let ``clearer`` clear behind the next ``times`` appends of ``store``; gives what each clear found."""
     writer = store.storage._opened.writer
     real, cleared = writer.append, []
 
     def append(batch: Any) -> None:
         real(batch)
-        if not cleared:
+        if len(cleared) < times:
             cleared.append(clearer.storage.clear())
 
     writer.append = append
+    return cleared
+
+
+@pytest.mark.clause("C9")
+@pytest.mark.parametrize("clears", [1, 6])
+def test_c9_a_set_that_meets_clears_stores_again(
+    make: Callable[..., Any], child: ModuleType, clears: int
+) -> None:
+    store, clearer = make(lanes=1), make()
+    keys = child.keys_of("k", 0, 8)
+    cleared = clearing_after_each_append(store, clearer, clears)
     assert store.set(keys) == [OK] * 8
-    assert len(cleared) == 1
+    assert cleared == [8] * clears
     assert [s.get(keys) for s in (store, clearer, make())] == [[OK] * 8] * 3
+
+
+@pytest.mark.clause("C9", "C11")
+def test_c9_a_set_among_clears_without_end_gives_up_at_its_deadline(
+    make: Callable[..., Any], child: ModuleType
+) -> None:
+    store, clearer = make(lanes=1, timeout_s=0.3), make()
+    keys = child.keys_of("k", 0, 8)
+    clearing_after_each_append(store, clearer, 1 << 30)
+    started = time.monotonic()
+    assert store.set(keys) == [Status.TIMEOUT] * 8
+    assert 0.3 <= time.monotonic() - started < 10
+    assert store.get(keys) == [MISS] * 8
 
 
 @pytest.mark.clause("C9")

@@ -13,6 +13,7 @@ and before it answers OK. docs/file-performance.md has the figures.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
@@ -38,7 +39,7 @@ from hicache_file.spec import SPEC
 if TYPE_CHECKING:
     from hicache_core.options import Options
 
-#: A batch that meets a new epoch, or deleted segments, starts over at most so often.
+#: A get that meets a new epoch, or deleted segments, starts over at most so often; then it misses.
 _ATTEMPTS = 3
 
 
@@ -263,7 +264,8 @@ class HiCacheFile(HiCacheStorage):
         statuses: list[Status] = []
         if state.too_large(locs.nbytes):
             return [Status.NO_SPACE] * len(digests)
-        for _ in range(_ATTEMPTS):
+        deadline: float | None = None
+        while deadline is None or time.monotonic() < deadline:
             catalog = state.current()
             found = catalog.look(digests)
             absent = found.count(ABSENT)
@@ -277,7 +279,9 @@ class HiCacheFile(HiCacheStorage):
                 if state.marking and absent != len(found):
                     _mark(catalog, found)
                 return statuses
-        return [Status.ERROR if status is OK else status for status in statuses]
+            if deadline is None:  # a clear came between: append again, for as long as clears keep coming
+                deadline = time.monotonic() + self.config.timeout_s
+        return [Status.TIMEOUT if status is OK else status for status in statuses]
 
     def _append(
         self,
