@@ -60,7 +60,7 @@ def a_cache(
     """Open a cache past the registry, which has tests of its own."""
     loaded = scripted(script or Script(), capabilities, bounce=bounce)
     cache = HiCache(loaded, a_config(timeout_s), pools)
-    cache._guard.open(strict=strict)
+    cache._start(strict=strict)
     try:
         yield cache
     finally:

@@ -77,6 +77,26 @@ def test_an_observer_is_told_of_every_storage_that_opens_and_closes() -> None:
     assert watching.life == [("opened", first), ("closed", first), ("opened", second), ("closed", second)]
 
 
+def test_an_observer_is_told_of_every_cache_once_it_is_there_and_once_it_is_closed() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.life: list[tuple[str, Any, str]] = []
+
+        @hookimpl
+        def hicache_started(self, cache: Any) -> None:
+            self.life.append(("started", cache, cache.stats().breaker))
+
+        @hookimpl
+        def hicache_ended(self, cache: Any) -> None:
+            self.life.append(("ended", cache, ""))
+
+    counting = Counting()
+    observers.register(counting)
+    with a_cache(None, a_pool()) as cache:
+        assert counting.life == [("started", cache, "closed")]
+    assert counting.life == [("started", cache, "closed"), ("ended", cache, "")]
+
+
 def test_an_observer_that_raises_is_left_out_and_the_others_are_told() -> None:
     class Raising:
         @hookimpl

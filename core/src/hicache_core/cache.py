@@ -85,7 +85,7 @@ class HiCache:
             namespace=Namespace.of(identity), identity=identity, placement=placement, timeout_s=timeout_s
         )
         cache = cls(loaded, config, tuple(pools))
-        cache._guard.open(strict=strict)
+        cache._start(strict=strict)
         return cache
 
     # What engines call.
@@ -269,6 +269,7 @@ class HiCache:
     def close(self) -> None:
         """Close the storage within timeout_s and a second; idempotent."""
         self._guard.close()
+        self._tell("hicache_ended")
 
     def __enter__(self) -> HiCache:
         return self
@@ -315,6 +316,15 @@ class HiCache:
                 seconds=seconds,
             )
             observers.tell("hicache_operation", event=event)
+
+    def _start(self, *, strict: bool) -> None:
+        self._guard.open(strict=strict)
+        self._tell("hicache_started")
+
+    def _tell(self, hook: str) -> None:
+        observers = self._guard.observers
+        if observers is not None:
+            observers.tell(hook, cache=self)
 
     def _log_bad_pages(self, verb: str, statuses: list[Status]) -> None:
         for status in set(statuses) - _QUIET:

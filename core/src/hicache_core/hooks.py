@@ -14,6 +14,7 @@ import pluggy
 from hicache_core.notices import described, log_warning
 
 if TYPE_CHECKING:
+    from hicache_core.cache import HiCache
     from hicache_core.observers import OperationEvent
     from hicache_core.storage import HiCacheStorage
 
@@ -24,6 +25,14 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 class ObserverSpecs:
     """What happens that an observer may want to know; results are ignored."""
+
+    @hookspec
+    def hicache_started(self, cache: HiCache) -> None:
+        """A HiCache is there; its storage may still have to be reached. Keep a weak reference at most."""
+
+    @hookspec
+    def hicache_ended(self, cache: HiCache) -> None:
+        """A HiCache is closed; a second close tells it again."""
 
     @hookspec
     def hicache_opened(self, storage: HiCacheStorage) -> None:
