@@ -10,7 +10,7 @@ The class is constructed with the HiCacheStorageConfig of the installed SGLang;
 the model's name is the namespace, as in SGLang the only thing that tells models
 apart. ``-o extra_config={"file_storage_path": "{tmp}"}`` reaches the class with
 ``{tmp}`` replaced by an empty folder of the run's own. Keys are digests of 64 hex
-digits, as SGLang's are.
+digits, as SGLang's are, and a call moves at most 128 pages, as SGLang's do.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from hicache_conformance.subject import Subject
 from hicache_core import (
     BackendSpec,
     Capabilities,
+    Component,
     HiCacheError,
     HiCacheStorage,
     HiCacheStorageConfig,
@@ -42,8 +43,15 @@ from hicache_core import (
     Usage,
 )
 from hicache_core.options import Options, resolve
+from hicache_sglang.reverse_instances import Instances
+from hicache_sglang.reverse_pool import Layout, PoolOfOurs
 
 OK, MISS, ERROR = Status.OK, Status.MISS, Status.ERROR
+
+#: SGLang moves at most so many pages a call (its STORAGE_BATCH_SIZE).
+BATCH = 128
+#: What the first instance has before a pool is added, for SGLang never asks one without.
+_OWN = Component("kv", shard="whole", byte_order="page_first", format="u8", page_nbytes=4096)
 
 SPEC = BackendSpec(
     name="sglang_class",
@@ -64,8 +72,15 @@ class ReverseOptions(Options):
     calls: Literal["generic", "v1", "v2"] = Field(
         default="generic", description="Through which of SGLang's calls."
     )
+    layout: Layout = Field(
+        default="page_first",
+        description="Of the host pools; those whose pages are not K and V are layer_first in any case.",
+    )
     extra_config: dict[str, Any] = Field(
         default_factory=dict, description="The class's own options, as SGLang's."
+    )
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="What its constructor takes beside the config, by name."
     )
     ledger: str = Field(default="", description="A file for the keys that were set; the harness gives one.")
     shared: bool = Field(default=True, description="Hold it to what other processes see.")
@@ -73,7 +88,7 @@ class ReverseOptions(Options):
     durable: bool = Field(default=True, description="Hold it to what is there after kill -9.")
     clear: bool = Field(default=True, description="Hold it to clear() of its own model and nothing else.")
 
-    @field_validator("extra_config", mode="before")
+    @field_validator("extra_config", "arguments", mode="before")
     @classmethod
     def _from_json(cls, value: Any) -> Any:
         import json
@@ -128,6 +143,10 @@ class SGLangClass(HiCacheStorage):
 
     spec = SPEC
 
+    def __init__(self, config: HiCacheStorageConfig, options: Options) -> None:
+        super().__init__(config, options)
+        self._theirs = Instances(self.spec.name, self._construct)
+
     def open(self, pools: Sequence[HostPool] = ()) -> None:
         self._gate.check_new()
         self._load()
@@ -139,54 +158,54 @@ class SGLangClass(HiCacheStorage):
             **{name: getattr(self.capabilities, name) and kept for name, kept in declared.items()},
         )
         self._ledger = Ledger(self.options.ledger, str(self.config.namespace))
-        self._theirs: dict[int, Any] = {}
-        self._any = self._construct(None)
-        for pool in pools:
-            self._theirs[id(pool)] = self._construct(pool)
+        try:
+            own = HostPool.from_buffer(bytearray(_OWN.page_nbytes), _OWN)
+            for pool in (own, *pools):
+                self._theirs.make(pool)
+            self._theirs.drop(own)
+        except BaseException:
+            self._theirs.close()
+            raise
         super().open(pools)
 
     def add_pool(self, pool: HostPool) -> None:
         super().add_pool(pool)
-        if id(pool) not in self._theirs:
-            self._theirs[id(pool)] = self._construct(pool)
+        self._theirs.make(pool)
 
     def drop_pool(self, pool: HostPool) -> None:
         super().drop_pool(pool)
-        _close(self._theirs.pop(id(pool), None))
+        self._theirs.drop(pool)
 
     def batch_contains(self, keys: Sequence[str]) -> list[Status]:
-        with self._gate:
-            return [OK if self._any.exists(self._key(key)) else MISS for key in keys]
+        with self._gate, self._theirs.asked() as theirs:
+            return [OK if theirs.exists(self._key(key)) else MISS for key in keys]
 
     def batch_exists(self, keys: Sequence[str]) -> int:
         with self._gate:
-            return int(self._any.batch_exists([self._key(key) for key in keys]) or 0) if keys else 0
+            if not keys:
+                return 0
+            with self._theirs.asked() as theirs:
+                return int(theirs.batch_exists([self._key(key) for key in keys]) or 0)
 
     def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         with self._gate:
             self._check(keys, locs, writes_slots=True)
-            if not keys:
-                return []
-            if self.options.calls == "generic" or locs.pool is None:
-                return self._get_generic(keys, locs)
-            return self._moved(keys, locs, "get", MISS)
+            return self._in_batches("get", keys, locs)
 
     def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         with self._gate:
             self._check(keys, locs)
-            if not keys:
-                return []
-            self._ledger.note([self._key(key) for key in keys], locs.nbytes)
-            if self.options.calls == "generic" or locs.pool is None:
-                return self._set_generic(keys, locs)
-            return self._moved(keys, locs, "set", ERROR)
+            if keys:
+                self._ledger.note([self._key(key) for key in keys], locs.nbytes)
+            return self._in_batches("set", keys, locs)
 
     def clear(self) -> int:
         if not self.capabilities.clear:
             return super().clear()
         with self._gate:
             before = len(self._there())
-            self._any.clear()
+            with self._theirs.asked() as theirs:
+                theirs.clear()
             return before - len(self._there())
 
     def usage(self) -> Usage:
@@ -197,15 +216,26 @@ class SGLangClass(HiCacheStorage):
 
     def close(self) -> None:
         super().close()
-        for theirs in [*getattr(self, "_theirs", {}).values(), getattr(self, "_any", None)]:
-            _close(theirs)
-        self._theirs, self._any = {}, None
+        self._theirs.close()
 
     # Their calls.
 
+    def _in_batches(self, verb: str, keys: Sequence[str], locs: Pages) -> list[Status]:
+        statuses: list[Status] = []
+        for start in range(0, len(keys), BATCH):
+            some, slots = keys[start : start + BATCH], locs[start : start + BATCH]
+            if self.options.calls != "generic" and locs.pool is not None:
+                statuses += self._moved(verb, locs.pool, some, slots)
+            elif verb == "get":
+                statuses += self._get_generic(some, slots)
+            else:
+                statuses += self._set_generic(some, slots)
+        return statuses
+
     def _get_generic(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         tensors = [torch.empty(locs.nbytes, dtype=torch.uint8) for _ in keys]
-        pages = self._any.batch_get([self._key(key) for key in keys], tensors)
+        with self._theirs.asked() as theirs:
+            pages = theirs.batch_get([self._key(key) for key in keys], tensors)
         pages = list(pages or [])[: len(keys)]
         return [self._landed(page, locs, i) for i, page in enumerate(pages)] + [ERROR] * (
             len(keys) - len(pages)
@@ -227,26 +257,29 @@ class SGLangClass(HiCacheStorage):
         tensors = [
             torch.frombuffer(bytearray(b"".join(locs.views(i))), dtype=torch.uint8) for i in range(len(keys))
         ]
-        stored = self._any.batch_set([self._key(key) for key in keys], tensors)
+        with self._theirs.asked() as theirs:
+            stored = theirs.batch_set([self._key(key) for key in keys], tensors)
         return [OK if stored else ERROR] * len(keys)
 
-    def _moved(self, keys: Sequence[str], locs: Pages, verb: str, otherwise: Status) -> list[Status]:
+    def _moved(self, verb: str, pool: HostPool, keys: Sequence[str], locs: Pages) -> list[Status]:
         """Move pages in place, through the v1 or v2 calls; a host index is a page's number."""
-        theirs = self._theirs[id(locs.pool)]
         theirs_keys = [self._key(key) for key in keys]
         at = torch.tensor(locs.indices, dtype=torch.int64)
-        if self.options.calls == "v1":
-            answers = getattr(theirs, f"batch_{verb}_v1")(theirs_keys, at)
-        else:
-            transfer = self._interface.PoolTransfer(
-                name=self._interface.PoolName.KV, host_indices=at, keys=theirs_keys
-            )
-            answers = next(iter(getattr(theirs, f"batch_{verb}_v2")([transfer]).values()), [])
+        with self._theirs.of(pool) as theirs:
+            if self.options.calls == "v1":
+                answers = getattr(theirs, f"batch_{verb}_v1")(theirs_keys, at)
+            else:
+                transfer = self._interface.PoolTransfer(
+                    name=self._interface.PoolName.KV, host_indices=at, keys=theirs_keys
+                )
+                answers = next(iter(getattr(theirs, f"batch_{verb}_v2")([transfer]).values()), [])
+        otherwise = MISS if verb == "get" else ERROR
         found = [OK if answer else otherwise for answer in list(answers or [])[: len(keys)]]
         return found + [ERROR] * (len(keys) - len(found))
 
     def _there(self) -> dict[str, int]:
-        return {key: nbytes for key, nbytes in self._ledger.read().items() if self._any.exists(key)}
+        with self._theirs.asked() as theirs:
+            return {key: nbytes for key, nbytes in self._ledger.read().items() if theirs.exists(key)}
 
     def _key(self, key: str) -> str:
         return hashlib.sha256(key.encode()).hexdigest()
@@ -265,7 +298,7 @@ class SGLangClass(HiCacheStorage):
                 remedy="Write module:Class; install SGLang and the class's own requirements beside hicache.",
             ) from error
 
-    def _construct(self, pool: HostPool | None) -> Any:
+    def _construct(self, pool: HostPool) -> Any:
         """Construct one of theirs as SGLang's factory does, and register a pool of our memory with it."""
         values = {
             "tp_rank": 0, "tp_size": 1, "pp_rank": 0, "pp_size": 1, "attn_cp_rank": 0, "attn_cp_size": 1,
@@ -274,16 +307,15 @@ class SGLangClass(HiCacheStorage):
         }  # fmt: skip
         fields = {field.name for field in dataclasses.fields(self._interface.HiCacheStorageConfig)}
         config = self._interface.HiCacheStorageConfig(**{k: v for k, v in values.items() if k in fields})
-        theirs = self._class(config, *self._second_argument())
-        if pool is not None:
-            host_pool = PoolOfOurs(pool)
-            theirs.register_mem_pool_host(host_pool)
-            if hasattr(theirs, "register_mem_host_pool_v2"):
-                theirs.register_mem_host_pool_v2(host_pool, self._interface.PoolName.KV)
+        theirs = self._class(config, *self._second_argument(), **self.options.arguments)
+        host_pool = PoolOfOurs(pool, self.options.layout)
+        theirs.register_mem_pool_host(host_pool)
+        if hasattr(theirs, "register_mem_host_pool_v2"):
+            theirs.register_mem_host_pool_v2(host_pool, self._interface.PoolName.KV)
         return theirs
 
     def _second_argument(self) -> tuple[dict[str, Any], ...]:
-        """SGLang gives its own file class the config alone, and dynamic ones an empty dict beside it."""
+        """SGLang gives its own classes the config alone, and dynamic ones an empty dict beside it."""
         inside = self.options.target.startswith("sglang.")
         return () if inside else ({},)
 
@@ -311,65 +343,6 @@ class Ledger:
         with open(self._path, encoding="ascii") as file:
             rows = [line.split() for line in file]
         return {key: int(nbytes) for namespace, key, nbytes in rows if namespace == self._namespace}
-
-
-class PoolOfOurs:
-    """One of our host pools, as SGLang's classes see theirs: a token a page, bytes for a dtype."""
-
-    page_size = 1
-    layout = "page_first"
-    dtype = torch.uint8
-    device = "cpu"
-    pin_memory = False
-    layer_num = 1
-
-    def __init__(self, pool: HostPool) -> None:
-        self._pool = pool
-        self.size = self.page_num = pool.num_pages
-        self.size_per_token = pool.component.page_nbytes
-        regions = pool.regions()
-        whole = max(regions, key=lambda region: region[1], default=(0, 0))
-        self.kv_buffer = _tensor_at(*whole) if whole[1] else torch.empty(0, dtype=torch.uint8)
-
-    def get_page_buffer_meta(self, indices: torch.Tensor) -> tuple[list[int], list[int]]:
-        """Give each segment's address and size, segment-minor."""
-        return self._pool.pages(indices.tolist()).addresses()
-
-    def get_data_page(self, index: Any, flat: bool = True) -> torch.Tensor:
-        """Copy a page out."""
-        views = self._pool.pages([int(index)]).views(0)
-        return torch.frombuffer(bytearray(b"".join(views)), dtype=torch.uint8)
-
-    def get_dummy_flat_data_page(self) -> torch.Tensor:
-        """Make an empty page to read into."""
-        return torch.zeros(self.size_per_token, dtype=torch.uint8)
-
-    def set_from_flat_data_page(self, index: Any, data_page: torch.Tensor) -> None:
-        """Copy a page in."""
-        raw = data_page.contiguous().reshape(-1).view(torch.uint8).numpy()
-        start = 0
-        for view in self._pool.pages([int(index)]).views(0):
-            view[:] = raw[start : start + view.nbytes].data
-            start += view.nbytes
-
-    def get_size_per_token(self) -> int:
-        """Bytes of a page, which is a token here."""
-        return self.size_per_token
-
-    def get_ksize_per_token(self) -> int:
-        """Half of it, as SGLang's MHA pools say."""
-        return self.size_per_token // 2
-
-
-def _tensor_at(address: int, nbytes: int) -> torch.Tensor:
-    import ctypes
-
-    return torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)
-
-
-def _close(theirs: Any) -> None:
-    if theirs is not None and hasattr(theirs, "close"):
-        theirs.close()
 
 
 def _distributions_of(target: str) -> list[str]:
