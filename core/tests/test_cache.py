@@ -278,6 +278,7 @@ def test_open_takes_the_factorys_path() -> None:
         "toy", identity=identity, placement=Placement(), pools=[pool], options=options
     ) as cache:
         assert cache.namespace == Namespace.of(identity)
+        assert (cache.backend, cache.identity) == ("toy", identity)
         assert cache.storage is not None
         assert (cache.storage.options.name, cache.storage.config.timeout_s) == ("n", 5.0)
         assert cache.set(["a"], filled(pool, 0)) == [OK]

@@ -210,6 +210,16 @@ class HiCache:
         )
 
     @property
+    def backend(self) -> str:
+        """The backend's name."""
+        return self._guard.name
+
+    @property
+    def identity(self) -> Identity:
+        """What the pages mean now."""
+        return self._guard.config.identity
+
+    @property
     def namespace(self) -> Namespace:
         """The namespace of the present identity."""
         return self._guard.config.namespace
