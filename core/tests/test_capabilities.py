@@ -11,7 +11,7 @@ from hicache_core.capabilities import Capabilities
 from hicache_core.errors import InvalidArgument
 
 FLAGS = (
-    *("shared", "persistent", "durable", "remove", "clear", "checksum"),
+    *("shared", "persistent", "durable", "remove", "clear", "listing", "verify", "checksum"),
     *("zero_copy", "device_memory", "needs_registered"),
 )
 LIMITS = ("max_segments", "max_batch", "max_page_nbytes")

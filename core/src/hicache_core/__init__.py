@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hicache_core.spec import API_VERSION, BackendSpec, Requirement
     from hicache_core.status import Status
     from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig, Usage
+    from hicache_core.upkeep import NamespaceUse, Verified
 
 __all__ = [
     "API_VERSION",
@@ -47,6 +48,7 @@ __all__ = [
     "Identity",
     "InvalidArgument",
     "Namespace",
+    "NamespaceUse",
     "Pages",
     "Placement",
     "Requirement",
@@ -58,6 +60,7 @@ __all__ = [
     "StorageNotOpened",
     "UnsupportedOperation",
     "Usage",
+    "Verified",
 ]
 
 _HOMES = {
@@ -79,6 +82,7 @@ _HOMES = {
     "spec": ("API_VERSION", "BackendSpec", "Requirement"),
     "status": ("Status",),
     "storage": ("HiCacheStorage", "HiCacheStorageConfig", "Usage"),
+    "upkeep": ("NamespaceUse", "Verified"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -38,6 +38,10 @@ class Capabilities:
     """batch_remove works."""
     clear: bool = False
     """clear() removes the whole namespace and nothing else (C9)."""
+    listing: bool = False
+    """namespaces() tells all that the store holds."""
+    verify: bool = False
+    """verify() finds damaged pages of the namespace, and removes them when asked."""
     checksum: bool = False
     """Damaged bytes are found and reported as CORRUPT (C5)."""
     zero_copy: bool = False

@@ -90,6 +90,22 @@ class Identity:
         }
         return cls(**(fields | changes))
 
+    @classmethod
+    def of_manifest(cls, manifest: Mapping[str, Any]) -> Identity:
+        """Give back the identity that a manifest was made of.
+
+        Raises:
+            InvalidIdentity: it lacks a field, has another one, or is of another schema.
+        """
+        fields = {field.name for field in dataclasses.fields(cls)}
+        if manifest.get("schema") != IDENTITY_SCHEMA or set(manifest) - {"schema"} != fields:
+            raise InvalidIdentity(
+                "a manifest is not one of this version",
+                value=f"schema {manifest.get('schema')!r}, fields {', '.join(sorted(map(str, manifest)))}",
+                remedy=f"Use the hicache-core that wrote it; this one writes schema {IDENTITY_SCHEMA}.",
+            )
+        return cls(**{name: manifest[name] for name in fields})
+
     def manifest(self) -> dict[str, Any]:
         """Give the readable form that is stored beside a namespace's pages."""
         return {"schema": IDENTITY_SCHEMA} | {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -5,7 +5,8 @@
 0. ``Storage(config, options)`` keeps its arguments and does nothing else.
 1. ``open(pools)`` connects, registers memory, and may narrow ``capabilities``.
 2. ``batch_contains``, ``batch_exists``, ``batch_get``, ``batch_set``, ``batch_remove``,
-   ``touch``, ``clear``, ``usage``: from any number of threads at once.
+   ``touch``, ``clear``, ``usage``: from any number of threads at once. Tools also
+   call ``namespaces`` and ``verify``, which no engine needs.
 3. ``add_pool``, ``drop_pool``: while verbs run; engines add sidecar pools late.
 4. ``close()``, once or more; later verbs raise StorageClosed.
 
@@ -45,7 +46,7 @@ C16  No process state is changed: signals, logging, environment, locale; no prin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -65,6 +66,7 @@ from hicache_core.status import Status
 if TYPE_CHECKING:
     from hicache_core.identity import Identity, Namespace, Placement
     from hicache_core.options import Options
+    from hicache_core.upkeep import NamespaceUse, Verified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +246,27 @@ class HiCacheStorage(ABC):
 
         Raises: BackendUnavailable, BackendTimeout, StorageClosed, StorageNotOpened.
         """
+
+    def namespaces(self) -> list[NamespaceUse]:
+        """Tell every namespace of the store, whoever's; one without pages may be left out.
+
+        Raises: UnsupportedOperation unless ``listing`` is declared; else as usage.
+        Time: as long as it takes; for tools, not for engines.
+        """
+        self._gate.check()
+        raise UnsupportedOperation(self.spec.name, "list namespaces", capability="listing")
+
+    def verify(self, *, remove: bool = False) -> Iterator[Verified]:
+        """Read this namespace's pages through, a piece at a time, and yield what each piece held.
+
+        Pages that others set or remove meanwhile may be left out. With
+        ``remove``, damaged pages are absent afterwards, for every process.
+
+        Raises: UnsupportedOperation unless ``verify`` is declared, at the call; else
+            as usage, between pieces too. Time: each piece within timeout_s or so.
+        """
+        self._gate.check()
+        raise UnsupportedOperation(self.spec.name, "verify stored pages", capability="verify")
 
     def rebind(self, config: HiCacheStorageConfig, pools: Sequence[HostPool]) -> HiCacheStorage:
         """Close this instance and return an open one for another namespace.
