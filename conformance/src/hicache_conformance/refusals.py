@@ -43,4 +43,6 @@ def _refuses(capability: str, verb: Callable[[HiCacheStorage], Any]) -> Callable
 REFUSALS: dict[str, Callable[[Site], None]] = {
     "remove": _refuses("remove", lambda storage: storage.batch_remove(_KEY)),
     "clear": _refuses("clear", lambda storage: storage.clear()),
+    "listing": _refuses("listing", lambda storage: storage.namespaces()),
+    "verify": _refuses("verify", lambda storage: storage.verify()),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hicache_conformance.bench import Bench, aligned
+from hicache_conformance.bench import PAGE_NBYTES, Bench, aligned
 from hicache_conformance.calls import PATIENCE_S, Call, pause_for
 from hicache_conformance.harness import Damage
 from hicache_conformance.stopped import (
@@ -26,7 +27,7 @@ from hicache_conformance.stopped import (
     returned,
     until_trouble,
 )
-from hicache_core import BackendUnavailable, HiCacheStorage, Status, StorageClosed
+from hicache_core import BackendUnavailable, HiCacheStorage, Status, StorageClosed, Verified
 
 OK, MISS, CORRUPT, SIZE_MISMATCH = Status.OK, Status.MISS, Status.CORRUPT, Status.SIZE_MISMATCH
 TROUBLE = {Status.UNAVAILABLE, Status.TIMEOUT}
@@ -103,6 +104,29 @@ class FaultLevel:
         bench.stored(one, keys, version=1)
         assert bench.versions(one, keys) == [1]
         assert bench.versions(two, keys) == [1]
+
+    @pytest.mark.clause("C5", "C13")
+    @pytest.mark.needs("verify", "remove")
+    @pytest.mark.faults("damage_flip")
+    def test_c5_verify_finds_all_damage_and_removes_it_when_asked(self, bench: Bench) -> None:
+        storage, keys = bench.open(), bench.keys(6)
+        neighbour = bench.open(identity=dataclasses.replace(bench.identity, model="a neighbour's"))
+        bench.stored(neighbour, keys)
+        bench.stored(storage, keys)
+        whole = Verified(pages=6, bytes=6 * PAGE_NBYTES)
+        assert sum(storage.verify(), Verified()) == whole
+        for key in (keys[1], keys[4]):
+            bench.damage(key, "flip")
+        bad = dataclasses.replace(whole, damaged=2)
+        assert sum(storage.verify(), Verified()) == bad
+        assert sum(storage.verify(remove=True), Verified()) == dataclasses.replace(bad, removed=2)
+        good = [True, False, True, True, False, True]
+        for each in (storage, bench.open()) if bench.capabilities.shared else (storage,):
+            assert [status is OK for status in aligned(each.batch_contains(keys), 6)] == good
+        assert sum(storage.verify(remove=True), Verified()) == Verified(pages=4, bytes=4 * PAGE_NBYTES)
+        bench.stored(storage, keys, version=1)
+        assert bench.versions(storage, keys) == [0, 1, 0, 0, 1, 0]
+        assert bench.versions(neighbour, keys) == [0] * 6
 
     # A server that is gone.
 

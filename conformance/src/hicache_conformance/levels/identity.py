@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any
 
 import pytest
 
 from hicache_conformance.bench import PAGE_NBYTES, Bench, aligned
-from hicache_core import Component, HiCacheStorage, Placement, Shard, Status
+from hicache_core import Component, HiCacheStorage, Identity, Placement, Shard, Status
 
 OK, MISS = Status.OK, Status.MISS
 
@@ -184,6 +185,31 @@ class IdentityLevel:
             (2, 2 * PAGE_NBYTES),
             (5, 5 * PAGE_NBYTES),
         ]
+
+    @pytest.mark.clause("C9", "C13")
+    @pytest.mark.needs("listing")
+    def test_c9_namespaces_are_listed_each_with_its_own(self, bench: Bench) -> None:
+        mine = bench.open()
+        neighbour = bench.open(identity=dataclasses.replace(bench.identity, config_overrides={"rope": 2}))
+        bench.stored(mine, bench.keys(5))
+        bench.stored(neighbour, bench.keys(2))
+        for storage, pages in ((mine, 5), (neighbour, 2)):
+            found = {use.id: use for use in mine.namespaces()}[storage.config.namespace.id]
+            assert (found.pages, found.bytes) == (pages, pages * PAGE_NBYTES)
+            if found.manifest is not None:
+                assert Identity.of_manifest(found.manifest) == storage.config.identity
+            assert found.written_s is None or abs(found.written_s - time.time()) < 3600
+
+    @pytest.mark.clause("C9", "C13")
+    @pytest.mark.needs("listing", "clear")
+    def test_c9_a_cleared_namespace_is_listed_empty_or_not_at_all(self, bench: Bench) -> None:
+        mine, neighbour = bench.open(), bench.open(identity=dataclasses.replace(bench.identity, lora="x"))
+        bench.stored(mine, bench.keys(3))
+        bench.stored(neighbour, bench.keys(3))
+        mine.clear()
+        pages = {use.id: use.pages for use in neighbour.namespaces()}
+        assert pages.get(mine.config.namespace.id, 0) == 0
+        assert pages[neighbour.config.namespace.id] == 3
 
     @pytest.mark.clause("C9", "C3")
     @pytest.mark.needs("shared")
