@@ -33,11 +33,13 @@ from hicache_file._marks import bury, mark
 from hicache_file._opened import Opened
 from hicache_file._opening import check_pool, open_root
 from hicache_file._reader import Plan
+from hicache_file._upkeep import namespaces, narrowed, verify
 from hicache_file._writer import Batch, Writer
 from hicache_file.spec import SPEC
 
 if TYPE_CHECKING:
     from hicache_core.options import Options
+    from hicache_core.upkeep import NamespaceUse, Verified
 
 #: A get that meets a new epoch, or deleted segments, starts over at most so often; then it misses.
 _ATTEMPTS = 3
@@ -63,7 +65,7 @@ class HiCacheFile(HiCacheStorage):
             for pool in pools:
                 check_pool(opened.capacity, pool)
             self._opened = opened
-            self.capabilities = opened.capabilities
+            self.capabilities = narrowed(opened.capabilities)
             super().open(pools)
         except BaseException:
             self._opened = None
@@ -176,6 +178,16 @@ class HiCacheFile(HiCacheStorage):
             except OSError as error:
                 raise _unavailable("reading the usage", state.root_path, error) from error
 
+    def namespaces(self) -> list[NamespaceUse]:
+        with self._gate:
+            return namespaces(self._state())
+
+    def verify(self, *, remove: bool = False) -> Iterator[Verified]:
+        if not self.capabilities.verify:
+            return super().verify(remove=remove)
+        with self._gate:
+            return verify(self, remove=remove)
+
     def close(self) -> None:
         if self._drain():
             self._release()
@@ -274,8 +286,11 @@ class HiCacheFile(HiCacheStorage):
             statuses = [OK] * len(digests)
             if catalog.index.mismatched:
                 catalog.index.mismatched.difference_update(digests)
-            self._append(writer, found, digests, checks, locs, statuses)
-            if state.current().epoch == catalog.epoch:
+            if absent:
+                after = self._append(writer, found, digests, checks, locs, statuses)
+            else:
+                after = state.current()
+            if after.epoch == catalog.epoch:
                 if state.marking and absent != len(found):
                     _mark(catalog, found)
                 return statuses
@@ -291,15 +306,13 @@ class HiCacheFile(HiCacheStorage):
         checks: Words,
         locs: Pages,
         statuses: list[Status],
-    ) -> None:
-        """Write the pages that are absent, each key once."""
+    ) -> Catalog:
+        """Write the pages that are absent, each key once; gives the catalog as it is afterwards."""
         absent = [position for position, place in enumerate(found) if place == ABSENT]
         first_of: dict[bytes, int] = {}
         for position in absent:
             first_of.setdefault(digests[position], position)
         unique = list(first_of.values())
-        if not unique:
-            return
         whole = len(unique) == len(digests)
         chosen = locs if whole else locs.take(unique)
         batch = Batch(
@@ -312,11 +325,14 @@ class HiCacheFile(HiCacheStorage):
             places=[ABSENT] * len(unique),
         )
         writer.append(batch)
-        self._yield_to_others(batch)
+        catalog = self._state().current()
+        if catalog.duplicates(batch.digests):
+            self._yield_to_others(batch)
         if batch.statuses.count(OK) != len(unique):
             became = dict(zip(first_of, batch.statuses, strict=True))
             for position in absent:
                 statuses[position] = became[digests[position]]
+        return catalog
 
     def _yield_to_others(self, batch: Batch) -> None:
         """Bury our own copy of a key that somebody else has set at the same time (C4).
@@ -325,8 +341,6 @@ class HiCacheFile(HiCacheStorage):
         the earlier; under the namespace's lock each buries its own while
         another lives, so one copy is left and all processes agree on it.
         """
-        if not self._state().current().duplicates(batch.digests):
-            return
         with self._namespace_locked() as catalog:
             for position in catalog.duplicates(batch.digests):
                 digest, place = batch.digests[position], batch.places[position]
