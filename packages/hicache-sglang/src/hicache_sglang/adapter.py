@@ -306,8 +306,8 @@ class HiCacheSGLang(SGLangHiCacheStorage):
     def _loose(self, verb: str, cache: HiCache, keys: list[str], tensors: list[Any]) -> list[bool]:
         if not keys:
             return []
-        named = [named_by_key(key) for key in keys]
-        name, hashes = named[0][0], [page_hash for _, page_hash in named]
+        name, first = named_by_key(keys[0])  # a call is about one pool
+        hashes = keys if first == keys[0] else [named_by_key(key)[1] for key in keys]
         bound = self._bound.get(name) or self._loose_pool(name, cache, tensors)
         started = time.perf_counter()
         good = (bound.get_loose if verb == "get" else bound.set_loose)(cache, hashes, tensors)
