@@ -34,7 +34,22 @@ inserted, backed up to storage, thrown away with its tree and pools, prefetched 
 and compared byte for byte. `generic` and `zero-copy`: `dynamic` without and with `interface_v1`; `plugin`:
 by name.
 """
-SIDECARS = ("nvfp4 page_first", "nvfp4 layer_first", "mamba", "mamba side states")
+_LAYOUTS = ("layer_first", "page_first", "page_first_direct")
+SIDECARS = (
+    "nvfp4 page_first",
+    "nvfp4 layer_first",
+    "mamba",
+    "mamba side states",
+    *(f"k only {layout}" for layout in _LAYOUTS),
+    *(f"qsa {layout}" for layout in _LAYOUTS),
+)
+SPLIT = (
+    "kv_split",
+    "kv_split, index keys",
+    "kv_split, index keys, scales",
+    "kv_split, packed fp8",
+)
+REFUSED = ("envelope", "interleaved", "mxfp8", "page_unified")
 NOTE = "Written by `.ci/env/sglang docs` from what its run saw; not by hand.\n"
 
 
@@ -85,13 +100,13 @@ def pools() -> str:
         ),
         "\nSidecar pools of other models, through the adapter alone (`direct`: in place; `flat`: copied):\n",
         table(["pool", "outcome"], [[name, others[name]] for name in SIDECARS]),
+        "\nAn NPU's MLA pools in page_first_kv_split, as the KV pool, with interface_v1 (they have no flat\n"
+        "pages); every part compared:\n",
+        table(["pool", "outcome"], [[name, others[name]] for name in SPLIT]),
         "\nRefused at attach, with the reason:\n",
-        table(["pool", "reason"], [[name, others[name]] for name in ("envelope", "interleaved")]),
+        table(["pool", "reason"], [[name, others[name]] for name in REFUSED]),
         "\nDeepSeek V4, whose KV pool is a logical anchor without bytes, over its real page-row pools: "
-        + ", ".join(
-            f"{layout} {others[f'anchor {layout}']}"
-            for layout in ("layer_first", "page_first", "page_first_direct")
-        )
+        + ", ".join(f"{layout} {others[f'anchor {layout}']}" for layout in _LAYOUTS)
         + ".",
         "",
     ]

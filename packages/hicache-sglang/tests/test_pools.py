@@ -38,10 +38,34 @@ def test_a_logical_anchor_is_present_where_its_sidecars_are(found, layout):
         ("nvfp4 layer_first", "ok (flat)"),
         ("mamba", "ok (direct)"),
         ("mamba side states", "ok (flat)"),
+        ("k only layer_first", "ok (flat)"),
+        ("k only page_first", "ok (direct)"),
+        ("k only page_first_direct", "ok (direct)"),
+        ("qsa layer_first", "ok (direct)"),
+        ("qsa page_first", "ok (direct)"),
+        ("qsa page_first_direct", "ok (direct)"),
     ],
 )
 def test_sidecars_come_back_whole_with_scales_and_side_states(found, pool, outcome):
     assert found[pool] == outcome
+
+
+@pytest.mark.parametrize(
+    ("pool", "outcome"),
+    [
+        ("kv_split", "ok (direct, 2 parts)"),
+        ("kv_split, index keys", "ok (direct, 3 parts)"),
+        ("kv_split, index keys, scales", "ok (direct, 4 parts)"),
+        ("kv_split, packed fp8", "ok (direct, 3 parts)"),
+    ],
+)
+def test_pages_in_buffers_of_their_own_come_back_with_every_part(found, pool, outcome):
+    assert found[pool] == outcome
+
+
+def test_a_pool_that_gives_no_pages_is_refused_with_its_own_reason(found):
+    assert "a page's UE8M0 scales live outside kv_buffer" in found["mxfp8"]
+    assert "Unsupported layout: page_unified" in found["page_unified"]
 
 
 def test_stats_are_sglangs_own(found):

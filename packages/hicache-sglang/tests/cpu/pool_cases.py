@@ -14,6 +14,7 @@ import torch
 
 cpu_copies.apply()
 
+import rare_pools  # noqa: E402
 from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo, PageRowBufferInfo  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import (  # noqa: E402
     HiCacheStorageConfig,
@@ -186,6 +187,29 @@ def sidecar(pool: Any, name: PoolName) -> str:
     return f"ok ({kind})" if good else f"FAILED: {stored} {loaded} {kind}"
 
 
+def split(pool: Any) -> str:
+    """Store pages whose parts lie in buffers of their own, read them back elsewhere, compare every part."""
+    sgl_toy.STORE.clear()
+    backend = attach(pool)
+    parts, tokens = rare_pools.parts_of(pool), pool.page_size
+    for part in parts:
+        raw = part.view(torch.uint8)
+        raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8))
+    before = [part.view(torch.uint8).clone() for part in parts]
+    keys = [f"{n:064x}" for n in range(2)]
+    stored = backend.batch_set_v1(keys, torch.arange(2 * tokens))
+    elsewhere = torch.cat([torch.arange(4 * tokens, 5 * tokens), torch.arange(2 * tokens, 3 * tokens)])
+    loaded = backend.batch_get_v1(keys, elsewhere)
+    kind = geometry_of(pool).kind
+    backend.close()
+    order = [0, 1, 1, 3, 0, *range(5, len(parts[0]))]
+    moved = all(
+        torch.equal(part.view(torch.uint8), was[order]) for part, was in zip(parts, before, strict=True)
+    )
+    good = stored == loaded == [True] * 2 and moved
+    return f"ok ({kind}, {len(parts)} parts)" if good else f"FAILED: {stored} {loaded} {moved}"
+
+
 def metrics() -> str:
     """What get_stats gives to SGLang's own collector."""
     backend = attach(deepseek("page_first"), metered=True)
@@ -208,6 +232,20 @@ def main() -> None:
         "deepseek bytes": geometry_of(deepseek("page_first")).page_nbytes,
         "nvfp4 layer_first": sidecar(nvfp4("layer_first"), PoolName.INDEXER),
         "nvfp4 page_first": sidecar(nvfp4("page_first"), PoolName.INDEXER),
+        "mxfp8": refusal(rare_pools.mxfp8()),
+        "page_unified": refusal(rare_pools.page_unified()),
+        "kv_split": split(rare_pools.kv_split()),
+        "kv_split, index keys": split(rare_pools.kv_split(index=True)),
+        "kv_split, index keys, scales": split(rare_pools.kv_split(index=True, scales=True)),
+        "kv_split, packed fp8": split(rare_pools.kv_split(index=True, scales=True, packed_fp8=True)),
+        **{
+            f"{name} {layout}": sidecar(make(layout), pool_name)
+            for name, make, pool_name in (
+                ("k only", rare_pools.k_only, PoolName.INDEXER),
+                ("qsa", rare_pools.qsa, PoolName.INDEXER),
+            )
+            for layout in ("layer_first", "page_first", "page_first_direct")
+        },
         "mamba": sidecar(mamba(side_states=False), PoolName.MAMBA),
         "mamba side states": sidecar(mamba(side_states=True), PoolName.MAMBA),
         "metrics": metrics(),
