@@ -206,7 +206,7 @@ class SGLangClass(HiCacheStorage):
             before = len(self._there())
             with self._theirs.asked() as theirs:
                 theirs.clear()
-            return before - len(self._there())
+            return max(0, before - len(self._there()))  # others may have set some meanwhile
 
     def usage(self) -> Usage:
         """Count what was ever set and is still there: SGLang's interface has no call for it."""
