@@ -26,6 +26,8 @@ _LABELS = {
     "eviction": "eviction",
     "remove": "removes pages",
     "clear": "clears a namespace",
+    "listing": "lists namespaces",
+    "verify": "verifies what is stored",
     "checksum": "finds damage",
     "zero_copy": "zero copy",
     "device_memory": "device memory",

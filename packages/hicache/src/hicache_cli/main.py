@@ -41,6 +41,11 @@ OWN = {
     ),
     "doctor": OwnCommand("hicache_cli.doctor:doctor", "Does it work here, and what to do if not."),
     "replay": OwnCommand("hicache_cli.replay:replay", "What a cache would give a log of requests."),
+    "ls": OwnCommand("hicache_cli.upkeep:ls", "A store's namespaces: what, how much, since when."),
+    "usage": OwnCommand("hicache_cli.upkeep:usage", "What a store takes, and what it may take."),
+    "purge": OwnCommand("hicache_cli.upkeep:purge", "Remove namespaces by model, dtype, tenant or age."),
+    "verify": OwnCommand("hicache_cli.upkeep:verify", "Read a store through for damaged pages."),
+    "new": OwnCommand("hicache_cli.new:new", "Write a plugin of your own, ready to be filled in."),
     "bench": OwnCommand("hicache_cli.bench:bench", "Bytes a second beside memcpy and the raw system calls."),
 }
 
