@@ -101,6 +101,7 @@ def engine(tmp_path_factory):
     variables = os.environ | {
         "PYTHONPATH": os.pathsep.join(path),
         "HICACHE_CPU_STAND_INS": STAND_INS,
+        "TMPDIR": str(plugin.parent),  # SGLang leaves its sockets and files of shared memory behind
         "SGLANG_USE_CPU_ENGINE": "1",
         "PYTHONWARNINGS": "ignore",
     }

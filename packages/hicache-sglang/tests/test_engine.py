@@ -22,9 +22,8 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture
 def ask(engine, model):
-    def run(steps, backend=None, extra=None, *, timeout_s=280.0, weights=None, model=model, **more):
-        wanted = {"model": model, "backend": backend, "extra": extra or {}, "steps": steps}
-        wanted |= {"weights": weights} if weights else {}
+    def run(steps, backend=None, extra=None, *, timeout_s=280.0, model=model, made=None, **more):
+        wanted = {"model": model, "backend": backend, "extra": extra or {}, "steps": steps} | (made or {})
         return json.loads(engine("cpu_engine.py", json.dumps(wanted), timeout_s=timeout_s, **more))
 
     return run
@@ -73,8 +72,32 @@ def test_after_a_weight_update_no_page_of_the_old_weights_is_served(ask, tmp_pat
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
     extra = {"options": {"root": str(tmp_path / "kv")}}
     steps = [{}, AGAIN, {"update": new}, AGAIN, {"update": old}]
-    answers = ask(steps, "hicache.file", extra, weights={old: 1, new: 2}, model=old)
+    answers = ask(steps, "hicache.file", extra, made={"weights": {old: 1, new: 2}}, model=old)
     assert [answer["storage"] for answer in answers] == [0, FULL_PAGES, 0, FULL_PAGES, FULL_PAGES]
     ids = [answer["ids"] for answer in answers]
     assert ids[0] == ids[1] == ids[4]
     assert ids[2] == ids[3] != ids[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(700)
+def test_each_lora_adapter_has_pages_of_its_own_and_other_content_under_its_name_has_others(ask, tmp_path):
+    model, a, b = (str(tmp_path / name) for name in ("model", "a", "b"))
+    extra = {"options": {"root": str(tmp_path / "kv")}}
+    made = {"weights": {model: 1}, "adapters": {"a": (a, 11), "b": (b, 22)}}
+    names = [None, "a", "b"]
+    plain = ask([{"lora": name} for name in names], model=model, made=made)
+    wanted = {name: answer["ids"] for name, answer in zip(names, plain, strict=True)}
+    assert len({tuple(ids) for ids in wanted.values()}) == 3
+
+    steps = [{"flush": 1, "lora": name} for name in names * 2]
+    answers = ask(steps, "hicache.file", extra, model=model, made=made)
+    assert [answer["ids"] for answer in answers] == [wanted[name] for name in names * 2]
+    assert [answer["storage"] for answer in answers] == [0] * 3 + [FULL_PAGES] * 3
+
+    retrained = made | {"adapters": {"a": (a, 33), "b": (b, 22)}}
+    fresh, again = ask(
+        [{"lora": "a"}, {"flush": 1, "lora": "a"}], "hicache.file", extra, model=model, made=retrained
+    )
+    assert (fresh["storage"], again["storage"]) == (0, FULL_PAGES)
+    assert fresh["ids"] == again["ids"] != wanted["a"]

@@ -90,7 +90,7 @@ class Server:
         return answer["output_ids"], details.get("storage", 0)
 
     def flushed(self) -> None:
-        threading.Event().wait(0.7)
+        """Flush both caches; refused until everything is backed up to storage, so tried again."""
         self.until(lambda: self.call("POST", "/flush_cache")[0] == 200, 60)
 
     def until(self, condition, timeout_s: float) -> None:

@@ -7,6 +7,8 @@ process of a real engine has it too. Nothing here touches a storage.
 from __future__ import annotations
 
 import functools
+import os
+import tempfile
 
 import torch
 
@@ -21,6 +23,7 @@ def apply() -> None:
     HostKVCache._hicache_cpu = True
     for pool in (HostKVCache, dsa.DSAIndexerPoolHost, mamba.MambaPoolHost):
         _never_pin(pool)
+    _never_pin_tensors()
     for pool, halves in (
         (mha.MHATokenToKVPoolHost, _kv_halves),
         (mha.AsymmetricMHATokenToKVPoolHost, _kv_halves),
@@ -28,10 +31,18 @@ def apply() -> None:
     ):
         pool.backup_from_device_all_layer = _backup(halves)
         pool.load_to_device_per_layer = _load(halves)
+    _leave_nothing_in_shared_memory()
     dsa.DSAIndexerPoolHost.backup_from_device_all_layer = _backup_indexer
     dsa.DSAIndexerPoolHost.load_to_device_per_layer = _load_indexer
     mamba.MambaPoolHost.backup_from_device_all_layer = _backup_mamba
     mamba.MambaPoolHost.load_to_device_per_layer = _load_mamba
+
+
+def _leave_nothing_in_shared_memory() -> None:
+    """Put the file of a scheduler's load, which SGLang never unlinks, where its other temporary files go."""
+    from sglang.srt.managers import load_snapshot
+
+    load_snapshot.shm_path_for = lambda name: f"{tempfile.gettempdir()}/load-{os.path.basename(name)}"
 
 
 def _never_pin(pool) -> None:
@@ -44,6 +55,19 @@ def _never_pin(pool) -> None:
         original(self, *arguments, **named)
 
     pool.__init__ = init
+
+
+def _never_pin_tensors() -> None:
+    """LoRA pins its small tables without asking whether there is anything to pin them for."""
+
+    def unpinned(make):
+        return functools.wraps(make)(
+            lambda *arguments, **named: make(*arguments, **named | {"pin_memory": False})
+        )
+
+    for name in ("tensor", "empty", "zeros", "arange"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor
 
 
 def _kv_halves(host, device):

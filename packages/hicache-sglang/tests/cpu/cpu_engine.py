@@ -6,8 +6,9 @@ Runs the steps in order and prints one JSON object a step, with the ids and how 
 tokens came from storage. A step is ``{}`` (generate), or has ``flush`` (flush the
 device and host caches first), ``write`` (path and text: makes a store misbehave),
 ``until_storage`` (again and again, until storage is used), ``update`` (replace the
-weights from this folder first). ``weights`` maps folders of models to seeds: real
-safetensors files are written there, instead of weights made up from the config.
+weights from this folder first), ``lora`` (the adapter's name). ``weights`` maps
+folders of models to seeds: real safetensors files are written there, instead of
+weights made up from the config. ``adapters`` maps names to folder and seed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 PAGE = 16
+#: An update of weights is an assertion in a scheduler that is not idle, and nothing says whether it is.
+IDLE_AFTER_S = 0.7
 PROMPT = [7 + (i * 37) % 200 for i in range(33 * PAGE + 5)]
 
 
@@ -63,6 +66,30 @@ def make_weights(folder: Path, seed: int) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
+def make_adapter(folder: Path, seed: int) -> None:
+    """Write a random LoRA adapter for make_model's config, large enough to change what is answered."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    rank, generator = 4, torch.Generator().manual_seed(seed)
+    config = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 16,
+        "target_modules": ["q_proj", "k_proj", "v_proj"],
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    weights = {}
+    for layer in range(2):
+        for name, rows in {"q_proj": 64, "k_proj": 32, "v_proj": 32}.items():
+            prefix = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            for part, shape in (("lora_A", (rank, 64)), ("lora_B", (rows, rank))):
+                values = torch.randn(shape, generator=generator)
+                weights[f"{prefix}.{part}.weight"] = (values * 0.3).to(torch.bfloat16)
+    save_file(weights, folder / "adapter_model.safetensors", {"format": "pt"})
+
+
 def arguments(model: str, backend: str | None, extra: dict[str, Any], **more: Any) -> dict[str, Any]:
     """Give an engine's keyword arguments for a CPU, with a hierarchical cache when there is a backend."""
     chosen: dict[str, Any] = dict(
@@ -81,9 +108,11 @@ def arguments(model: str, backend: str | None, extra: dict[str, Any], **more: An
     return chosen | more
 
 
-def generate(engine: Any) -> dict[str, Any]:
+def generate(engine: Any, lora: str | None = None) -> dict[str, Any]:
     started = time.monotonic()
-    answer = engine.generate(input_ids=[PROMPT], sampling_params={"max_new_tokens": 4, "temperature": 0})[0]
+    more = {"lora_path": [lora]} if lora else {}
+    sampling = {"max_new_tokens": 4, "temperature": 0}
+    answer = engine.generate(input_ids=[PROMPT], sampling_params=sampling, **more)[0]
     details = answer["meta_info"].get("cached_tokens_details") or {}
     return {
         "ids": answer["output_ids"],
@@ -94,7 +123,7 @@ def generate(engine: Any) -> dict[str, Any]:
 
 
 def flush(engine: Any, timeout_s: float = 20.0) -> None:
-    """Flush the device and host caches; refused while a backup is still under way, so tried again."""
+    """Flush the device and host caches; refused until everything is backed up to storage, so tried again."""
     deadline = time.monotonic() + timeout_s
     while not engine.flush_cache().success:
         if time.monotonic() > deadline:
@@ -102,21 +131,20 @@ def flush(engine: Any, timeout_s: float = 20.0) -> None:
         threading.Event().wait(0.05)
 
 
-def take(engine: Any, step: dict[str, Any], settle_s: float) -> dict[str, Any]:
-    """Do one step; waits first, so that the backup of what came before is done."""
+def take(engine: Any, step: dict[str, Any]) -> dict[str, Any]:
+    """Do one step."""
     for path, text in step.get("write", {}).items():
         Path(path).write_text(text)
     if "update" in step:
-        threading.Event().wait(settle_s)
+        threading.Event().wait(IDLE_AFTER_S)
         success, message, *_ = engine.update_weights_from_disk(step["update"])
         if not success:
             raise RuntimeError(message)
     deadline = time.monotonic() + step.get("until_storage", 0)
     while True:
         if step.get("flush"):
-            threading.Event().wait(settle_s)
             flush(engine)
-        answer = generate(engine)
+        answer = generate(engine, step.get("lora"))
         if answer["storage"] or time.monotonic() >= deadline:
             return answer
 
@@ -127,12 +155,18 @@ def main() -> None:
     wanted = json.loads(sys.argv[1])
     for folder, seed in wanted.get("weights", {}).items():
         make_weights(Path(folder), seed)
-    more = {"load_format": "auto"} if "weights" in wanted else {}
+    more: dict[str, Any] = {"load_format": "auto"} if "weights" in wanted else {}
+    adapters = wanted.get("adapters", {})
+    for folder, seed in adapters.values():
+        make_adapter(Path(folder), seed)
+    if adapters:
+        paths = {name: folder for name, (folder, _) in adapters.items()}
+        more |= {"lora_paths": paths, "lora_backend": "torch_native", "max_loras_per_batch": 3}
     chosen = arguments(wanted["model"], wanted.get("backend"), wanted.get("extra", {}), **more)
     engine = sglang.Engine(**chosen)
-    settle_s = wanted.get("settle_s", 0.7)
-    answers = [take(engine, step, settle_s) for step in wanted.get("steps", [{}])]
-    threading.Event().wait(settle_s)
+    answers = [take(engine, step) for step in wanted.get("steps", [{}])]
+    if wanted.get("backend"):
+        flush(engine)
     engine.shutdown()
     sys.stdout.write("RESULT " + json.dumps(answers) + "\n")
 
