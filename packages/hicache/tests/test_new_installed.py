@@ -66,7 +66,8 @@ def test_it_is_listed(hicache):
     rows = {row["name"]: row for row in json.loads(hicache("backends", "--json"))["backends"]}
     assert (rows[NAME]["distribution"], rows[NAME]["version"]) == ("hicache-acme-kv", "0.1.0")
     assert rows[NAME]["error"] is None
-    assert [row["name"] for row in json.loads(hicache("show", NAME, "--json"))["options"]] == ["root"]
+    options = [row["name"] for row in json.loads(hicache("show", NAME, "--json"))["options"]]
+    assert options == ["bounce", "root"]
 
 
 def test_it_passes_the_suite(hicache, outside):
