@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_hf3fs.harness import Hf3fsHarness
+from hicache_hf3fs.leash import end_with
 from hicache_hf3fs.metadata import PageFileLabel, Written, new_ticket
 from hicache_hf3fs.metadata_http import MetadataClient
 
@@ -96,7 +97,7 @@ def theirs(folder: str, keys: list[str]) -> tuple[subprocess.Popen[bytes], dict[
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [sys.executable, __file__, "--serve-mini", str(port), "--sglang", folder],
+        [sys.executable, __file__, "--serve-mini", str(port), "--sglang", folder, "--parent", str(os.getpid())],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -132,9 +133,11 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve-mini", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     folder = sglang_folder(given.sglang)
     if given.serve_mini:
+        end_with(given.parent)
         load_mini(folder or "").run_metadata_server("127.0.0.1", given.serve_mini)
         return 0
     keys = [f"{os.urandom(32).hex()}.kv_0123456789abcdef" for _ in range(KEYS)]

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from hicache_hf3fs import usrbio_double
+from hicache_hf3fs.leash import end_with
 
 FOLDER_VARIABLE = "HICACHE_TEST_SGLANG"
 URL_VARIABLE = "HICACHE_TEST_MINI_SERVER"
@@ -157,6 +158,7 @@ def load_once() -> tuple[Any, Any]:
 def main() -> int:
     verb, folder, *rest = sys.argv[1:]
     if verb == "--serve":
+        end_with(int(rest[1]))
         load(folder)[1].run_metadata_server("127.0.0.1", int(rest[0]))
         return 0
     import socket
@@ -175,9 +177,8 @@ def main() -> int:
         "PYTHONPATH": os.pathsep.join([here, stub, os.environ.get("PYTHONPATH", "")]),
     }
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen(
-        [sys.executable, __file__, "--serve", folder, str(port)], env=environment, **quiet
-    )
+    serve = [sys.executable, __file__, "--serve", folder, str(port), str(os.getpid())]
+    server = subprocess.Popen(serve, env=environment, **quiet)
     try:
         deadline = time.monotonic() + 60
         while True:

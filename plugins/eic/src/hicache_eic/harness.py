@@ -1,7 +1,7 @@
 """EicHarness: a simulated EIC service in a process of its own; see simulator/.
 
 It starts in about 0.2 s on a free loopback port that it keeps across restarts, holds values in memory, and
-ends with this process. What the suite proves here is this backend, not EIC.
+ends with the thread that started it. What the suite proves here is this backend, not EIC.
 """
 
 from __future__ import annotations
@@ -75,8 +75,6 @@ class EicHarness(BaseHarness):
         if server is not None:
             server.kill()
             server.wait(_STOP_TIMEOUT_S)
-            if server.stdin is not None:
-                server.stdin.close()
 
     def pause(self) -> None:
         self._running().send_signal(signal.SIGSTOP)
@@ -156,9 +154,8 @@ class EicHarness(BaseHarness):
         ready.unlink(missing_ok=True)
         port = self._address.rpartition(":")[2]
         command = [sys.executable, "-m", "hicache_eic.simulator.server"]
-        command += ["--port", port, "--ready-file", str(ready)]
-        # stdin is the leash: the simulator ends when this process does, however that happens.
-        self._server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        command += ["--port", port, "--ready-file", str(ready), "--parent", str(os.getpid())]
+        self._server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not ready.exists():
             if self._server.poll() is not None or time.monotonic() > deadline:

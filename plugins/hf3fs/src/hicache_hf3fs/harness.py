@@ -1,6 +1,7 @@
 """Hf3fsHarness: page files in a temporary folder, and a metadata server process of its own.
 
-The server takes about half a second to start, on a free loopback port that it keeps across restarts.
+The server takes about half a second to start, on a free loopback port that it keeps across restarts. It ends
+with the thread that started it, so that a killed harness leaves none behind (leash.py).
 Options given by the user choose what is checked: ``client=usrbio`` puts the double of the usrbio library
 under it (usrbio_double.py), ``metadata=local`` leaves the server out; then no other process can open the
 store.
@@ -145,7 +146,7 @@ class Hf3fsHarness(BaseHarness):
         ready = self._database().with_suffix(".ready")
         ready.unlink(missing_ok=True)
         host, _, port = self._address.rpartition(":")
-        command = [sys.executable, "-m", "hicache_hf3fs.metadata_server"]
+        command = [sys.executable, "-m", "hicache_hf3fs.leash", str(os.getpid())]
         command += ["--database", str(self._database()), "--host", host, "--port", port]
         command += ["--ready-file", str(ready)]
         command += [word for name, seconds in self.terms.items() for word in (f"--{name}", str(seconds))]

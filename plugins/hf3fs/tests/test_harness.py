@@ -1,0 +1,58 @@
+"""The harness leaves no server behind, however its process ends, and can run wherever these tests run."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hicache_hf3fs.harness import Hf3fsHarness
+
+#: Starts a harness, tells the server's process, and waits to be killed.
+_HOLDER = """
+import sys
+from hicache_hf3fs.harness import Hf3fsHarness
+harness = Hf3fsHarness({})
+harness.start()
+if sys.argv[1] == "stopped":
+    harness.pause()
+print(harness._server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def ended(descriptor: int, timeout_s: float = 10.0) -> bool:
+    """Tell whether a process, given by a pidfd, has ended within the time."""
+    return bool(select.select([descriptor], [], [], timeout_s)[0])
+
+
+@pytest.mark.parametrize("server", ["running", "stopped"])
+def test_a_harness_that_is_killed_leaves_no_server_behind(tmp_path, server):
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
+    with subprocess.Popen([sys.executable, "-c", _HOLDER, server], **pipes) as holder:
+        descriptor = os.pidfd_open(int(holder.stdout.readline()))
+        try:
+            assert not ended(descriptor, 0.0)
+            holder.kill()
+            assert ended(descriptor)
+        finally:
+            if not ended(descriptor, 0.0):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            os.close(descriptor)
+
+
+def test_a_server_whose_starter_is_gone_before_it_could_look_ends_at_once(tmp_path):
+    server = [sys.executable, "-m", "hicache_hf3fs.leash", "1", "--port", "0"]
+    server += ["--database", str(tmp_path / "m.sqlite")]
+    assert subprocess.run(server, check=False, timeout=30).returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_missing_here_that_would_have_the_suite_skipped():
+    subjects = [{}, {"client": "usrbio"}, {"metadata": "local"}]
+    assert [Hf3fsHarness(given).available() for given in subjects] == [None] * 3
