@@ -115,6 +115,16 @@ class Opened:
             raise FileNotFoundError("no namespace")
         return self.follower.current()
 
+    def known(self) -> Catalog:
+        """Give the same as it was last seen; asks nobody.
+
+        Raises:
+            OSError.
+        """
+        if self.follower is None:
+            raise FileNotFoundError("no namespace")
+        return self.follower.catalog
+
     def too_large(self, nbytes: int) -> bool:
         """Tell whether the budget is too small for pages of this size."""
         return self.writer is not None and 0 < self.writer.capacity < PAGES_IN_CAPACITY * nbytes

@@ -125,7 +125,10 @@ def _prepare(opened: Opened) -> None:
         fsync=options.fsync,
         timeout_s=config.timeout_s,
     )
-    opened.writer = Writer(opened.take(folder, epoch), root, settings, opened.current, capacity=capacity)
+    space = opened.take(folder, epoch)
+    opened.writer = Writer(
+        space, root, settings, known=opened.known, current=opened.current, capacity=capacity
+    )
 
 
 def _set_budget(ledger: Ledger, options: FileOptions) -> None:

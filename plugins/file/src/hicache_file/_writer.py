@@ -89,20 +89,22 @@ class Writer:
         space: Space,
         root: RootFile,
         settings: WriterSettings,
-        catalog: Callable[[], Catalog],
         *,
+        known: Callable[[], Catalog],
+        current: Callable[[], Catalog],
         capacity: int,
     ) -> None:
         self._space = space
         self._root = root
         self._settings = settings
-        self._catalog = catalog
+        #: The catalog as last seen: what a clear overtakes is found out at the end, and appended again.
+        self._known = known
         self._lanes = [Lane() for _ in range(settings.lanes)]
         #: The root's budget as last seen, 0 for none.
         self.capacity = capacity
         self.helper = Helper()
         self.evictor = Evictor(root, space.janitor, fsync=settings.fsync)
-        self._sealer = Sealer(space, root, catalog, fsync=settings.fsync, timeout_s=settings.timeout_s)
+        self._sealer = Sealer(space, root, current, fsync=settings.fsync, timeout_s=settings.timeout_s)
 
     def append(self, batch: Batch) -> None:
         """Write a batch; its statuses say what came of each page."""
@@ -186,7 +188,7 @@ class Writer:
 
     def _append_some(self, lane: Lane, batch: Batch, start: int, stop: int) -> int:
         """Write as many pages as the open segment takes, one at least; the lane is locked."""
-        catalog = self._catalog()
+        catalog = self._known()
         if not lane.fits(batch.nbytes) or lane.segment is None or lane.segment.header.epoch != catalog.epoch:
             self._renew(lane, catalog, batch)
         segment, handle = lane.segment, lane.handle
@@ -222,7 +224,7 @@ class Writer:
             os.fdatasync(handle.idx)
         lane.data_end += count * batch.nbytes
         with self._space.lock:
-            batch.places[start : start + count] = self._catalog().append(segment, digests)
+            batch.places[start : start + count] = self._known().append(segment, digests)
         return count
 
     def _renew(self, lane: Lane, catalog: Catalog, batch: Batch) -> None:
@@ -303,7 +305,7 @@ class Writer:
             raise
         ledger.used += total
         with space.lock:
-            self._catalog().create(segment)
+            self._known().create(segment)
         lane.enter(segment, space.handles.adopt(segment, seg, idx))
 
     def _make_files(self, ledger: Ledger, segment: Segment) -> tuple[int, int]:

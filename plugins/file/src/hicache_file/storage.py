@@ -280,15 +280,18 @@ class HiCacheFile(HiCacheStorage):
         while deadline is None or time.monotonic() < deadline:
             catalog = state.current()
             found = catalog.look(digests)
-            absent = found.count(ABSENT)
-            if absent != len(found):
+            present = len(found) - found.count(ABSENT)
+            if present:
                 found = state.drop_mismatched(catalog, digests, found, locs.nbytes)
             statuses = [OK] * len(digests)
             if catalog.index.mismatched:
                 catalog.index.mismatched.difference_update(digests)
-            self._append(writer, found, digests, checks, locs, statuses)
-            if state.current().epoch == catalog.epoch:
-                if state.marking and absent != len(found):
+            if ABSENT in found:
+                after = self._append(writer, found, digests, checks, locs, statuses)
+            else:
+                after = state.current()
+            if after.epoch == catalog.epoch:
+                if state.marking and present:
                     _mark(catalog, found)
                 return statuses
             if deadline is None:  # a clear came between: append again, for as long as clears keep coming
@@ -303,15 +306,13 @@ class HiCacheFile(HiCacheStorage):
         checks: Words,
         locs: Pages,
         statuses: list[Status],
-    ) -> None:
-        """Write the pages that are absent, each key once."""
+    ) -> Catalog:
+        """Write the pages that are absent, each key once; gives the catalog as it is afterwards."""
         absent = [position for position, place in enumerate(found) if place == ABSENT]
         first_of: dict[bytes, int] = {}
         for position in absent:
             first_of.setdefault(digests[position], position)
         unique = list(first_of.values())
-        if not unique:
-            return
         whole = len(unique) == len(digests)
         chosen = locs if whole else locs.take(unique)
         batch = Batch(
@@ -324,11 +325,14 @@ class HiCacheFile(HiCacheStorage):
             places=[ABSENT] * len(unique),
         )
         writer.append(batch)
-        self._yield_to_others(batch)
+        catalog = self._state().current()
+        if catalog.duplicates(batch.digests):
+            self._yield_to_others(batch)
         if batch.statuses.count(OK) != len(unique):
             became = dict(zip(first_of, batch.statuses, strict=True))
             for position in absent:
                 statuses[position] = became[digests[position]]
+        return catalog
 
     def _yield_to_others(self, batch: Batch) -> None:
         """Bury our own copy of a key that somebody else has set at the same time (C4).
@@ -337,8 +341,6 @@ class HiCacheFile(HiCacheStorage):
         the earlier; under the namespace's lock each buries its own while
         another lives, so one copy is left and all processes agree on it.
         """
-        if not self._state().current().duplicates(batch.digests):
-            return
         with self._namespace_locked() as catalog:
             for position in catalog.duplicates(batch.digests):
                 digest, place = batch.digests[position], batch.places[position]
