@@ -19,7 +19,8 @@ from mooncake_builders import NBYTES, a_pool, a_store, content, fill, keys_of, u
 
 from hicache_core import BackendTimeout, BackendUnavailable, Status, StorageClosed, StorageNotOpened
 from hicache_core.errors import InvalidOptions, InvalidPages
-from hicache_mooncake._servers import Holder
+from hicache_mooncake._remover import TOMBSTONES
+from hicache_mooncake._servers import Holder, Master
 
 OK, MISS, ERROR, SIZE_MISMATCH = Status.OK, Status.MISS, Status.ERROR, Status.SIZE_MISMATCH
 VERBS = {
@@ -291,6 +292,72 @@ def test_a_leased_page_can_be_removed(master, holder, opened):
     assert storage.batch_set(keys[:1], pool.pages([0])) == [OK]
     assert storage.batch_get(keys[:1], pool.pages([1])) == [OK]
     assert storage.batch_remove(keys) == [OK, MISS]
+
+
+REMOVALS = {
+    "removed": lambda storage, keys, pool: storage.batch_remove(keys) == [OK],
+    "cleared": lambda storage, keys, pool: storage.clear() == 1,
+    "replaced": lambda storage, keys, pool: replaced(storage, keys, pool),
+}
+
+
+def replaced(storage, keys, pool) -> bool:
+    """As after a get that found its owner silent."""
+    storage._known.note_bad(keys[0], ERROR)
+    return storage.batch_set(keys, pool.pages([0])) == [OK]
+
+
+@pytest.mark.clause("C2")
+@pytest.mark.parametrize("how", REMOVALS)
+def test_c2_a_page_taken_away_while_it_is_read_keeps_its_bytes(real, how):
+    """A forced removal frees the memory at once, and the next page's bytes are read with success."""
+    nbytes = 1 << 20
+    master = Master(lease_ms=30_000).start()
+    holder = Holder(master, 16 << 20)
+    storage = a_store(master=master.address, metrics=master.metrics, segment_size=0)
+    pool = a_pool(pages=2, nbytes=nbytes)
+    storage.open([pool])
+    try:
+        key, *others = keys_of(*(f"{i}-" for i in range(20)), nbytes=nbytes)
+        fill(pool, 0, b"\x01" * nbytes)
+        fill(pool, 1, b"\xee" * nbytes)
+        assert storage.batch_set([key], pool.pages([0])) == [OK]
+        name = storage.config.namespace.qualify(key)
+        assert holder.look_up(name) == 0
+        assert REMOVALS[how](storage, [key], pool)
+        # One after another: the store is filled more than once.
+        assert {storage.batch_set([other], pool.pages([1]))[0] for other in others} == {OK}
+        assert holder.read_looked_up(name, nbytes) == (nbytes, b"\x01" * nbytes)
+    finally:
+        storage.close()
+        holder.stop()
+        master.stop()
+
+
+def test_a_removal_that_was_met_half_way_is_a_miss_and_a_set_ends_it(master, holder, opened):
+    """As one leaves it whose process died between its two steps."""
+    pool = a_pool()
+    storage = opened(master, pool)
+    keys = keys_of("a", "b")
+    for key, nbytes in zip(keys, TOMBSTONES, strict=True):
+        holder.put(storage.config.namespace.qualify(key), bytes(nbytes))
+    assert storage.batch_get(keys, pool.pages([1, 2])) == [MISS, MISS]
+    assert storage.batch_contains(keys) == [MISS, MISS]
+    assert storage.batch_set(keys, pool.pages([0, 0])) == [OK, OK]
+    assert storage.batch_get(keys, pool.pages([1, 2])) == [OK, OK]
+
+
+def test_clear_says_what_it_could_not_find_without_the_metrics(master, holder, opened):
+    pool = a_pool()
+    storage = opened(master, pool, metrics="127.0.0.1:1")
+    keys = keys_of("idle", "read")
+    assert storage.batch_set(keys, pool.pages([0, 1])) == [OK, OK]
+    assert storage.batch_get(keys[1:], pool.pages([2])) == [OK]
+    with pytest.raises(BackendUnavailable) as raised:
+        storage.clear()
+    assert "has cleared the namespace except for what was asked for lately" in str(raised.value)
+    assert raised.value.remedy == "Correct the option metrics (HOST:PORT, as its --metrics_port says)."
+    assert storage.batch_contains(keys) == [MISS, OK]
 
 
 # Owners and masters that stop.

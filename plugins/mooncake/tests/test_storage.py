@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
-from mooncake_builders import NBYTES, a_pool, a_store, content, fill, keys_of
+from mooncake_builders import NBYTES, a_config, a_pool, a_store, content, fill, keys_of
 
 from hicache_core import BackendUnavailable, Status
 from hicache_core.errors import InvalidOptions
@@ -11,7 +13,11 @@ from hicache_mooncake import _native
 from hicache_mooncake._client import Names
 from hicache_mooncake._known import KnownKeys
 from hicache_mooncake._reader import Reader
+from hicache_mooncake._remover import TOMBSTONES, Remover
+from hicache_mooncake._servers import Holder, Master
 from hicache_mooncake._writer import Writer
+from hicache_mooncake.options import MooncakeOptions
+from hicache_mooncake.storage import MooncakeStore
 
 OK, MISS, CORRUPT = Status.OK, Status.MISS, Status.CORRUPT
 
@@ -23,9 +29,11 @@ class ScriptedClient:
         def holds(self) -> bool:
             return True
 
-    def __init__(self, *answers: list[int]) -> None:
+    def __init__(self, *answers: list[int], size: int | None = None) -> None:
         self.answers = list(answers)
+        self.size = size
         self.asked: list[list[str]] = []
+        self.tried: list[tuple[object, int]] = []
         self.lifeline = self._Always()
         self.native = self
         self.replication = None
@@ -45,12 +53,20 @@ class ScriptedClient:
     def exist(self, names):
         return [0] * len(names)
 
+    def remove(self, names):
+        self.tried.append(("remove", len(names)))
+        return self.answers.pop(0)
+
+    def overwrite(self, names, nbytes):
+        self.tried.append((nbytes, len(names)))
+        return [0] * len(names)
+
     def sizes(self, names):
-        return [None] * len(names)
+        return [self.size] * len(names)
 
 
 def a_writer(client):
-    return Writer(client, Names("ns/", ""), KnownKeys(), None, 1.0)
+    return Writer(client, Names("ns/", ""), KnownKeys(), None, 1.0, Remover(client, 1.0))
 
 
 def a_reader(client):
@@ -81,10 +97,27 @@ def test_a_get_slower_than_its_leases_is_cut_into_parts():
     assert client.asked == [keys, keys[:2], keys[2:4], keys[4:6], keys[6:]]
 
 
-def test_a_connection_that_went_stale_is_tried_once_more():
-    client = ScriptedClient([NBYTES, -800], [-800])
-    assert a_reader(client).read(["a", "b"], a_pool().pages([0, 1])) == [OK, Status.ERROR]
-    assert client.asked == [["a", "b"], ["b"]]
+def test_a_connection_that_went_stale_is_tried_again():
+    client = ScriptedClient([NBYTES, -800], [-800], [NBYTES])
+    assert a_reader(client).read(["a", "b"], a_pool().pages([0, 1])) == [OK, OK]
+    assert client.asked == [["a", "b"], ["b"], ["b"]]
+
+
+@pytest.mark.parametrize(
+    ("size", "status"),
+    [
+        (NBYTES, Status.ERROR),  # there, and its owner does not answer
+        (None, Status.ERROR),
+        (0, MISS),
+        (TOMBSTONES[0], MISS),
+        (TOMBSTONES[1], MISS),
+        (NBYTES - 1, Status.SIZE_MISMATCH),
+    ],
+)
+def test_a_transfer_that_fails_for_good_is_judged_by_the_size_that_is_there(size, status):
+    client = ScriptedClient(*([[-800]] * 5), size=size)
+    assert a_reader(client).read(["a"], a_pool().pages([0])) == [status]
+    assert client.answers == []
 
 
 @pytest.mark.parametrize(
@@ -108,6 +141,34 @@ def test_each_code_of_a_get_has_its_status(code, status):
 def test_an_answer_of_another_length_is_believed_for_no_page():
     client = ScriptedClient([NBYTES])
     assert a_reader(client).read(["a", "b"], a_pool().pages([0, 1])) == [Status.ERROR] * 2
+
+
+def test_only_what_is_leased_is_overwritten_and_in_another_size_each_time():
+    """In the same size it would be written in place, and keep the lease."""
+    client = ScriptedClient([0, -706, -704, -706], [-706, 0], [-703], [0])
+    assert Remover(client, 1.0).remove(["a", "b", "c", "d"]) == [0, 0, -704, 0]
+    assert client.tried == [
+        ("remove", 4),
+        (7, 2),
+        ("remove", 2),
+        (9, 1),
+        ("remove", 1),
+        (7, 1),
+        ("remove", 1),
+    ]
+
+
+def test_what_could_not_be_overwritten_for_want_of_room_is_gone_all_the_same():
+    client = ScriptedClient([-706], [-704])
+    assert Remover(client, 1.0).remove(["a"]) == [0]
+
+
+def test_readers_that_never_let_go_cost_no_more_than_the_deadline():
+    client = ScriptedClient(*([[-706]] * 1000))
+    started = time.monotonic()
+    assert Remover(client, 0.2).remove(["a"]) == [-706]
+    assert time.monotonic() - started < 2
+    assert _native.STATUS_OF_CODE[-706] is Status.TIMEOUT
 
 
 @pytest.mark.clause("C5")
@@ -144,6 +205,30 @@ def test_usage_names_the_option_where_the_metrics_are_elsewhere(master, opened):
         storage.usage()
     assert "127.0.0.1:1 cannot be read" in str(raised.value)
     assert raised.value.remedy == "Correct the option metrics (HOST:PORT, as its --metrics_port says)."
+
+
+def test_a_tenant_whose_pages_the_master_does_not_list_gets_no_zeros(real, tmp_path):
+    quotas = tmp_path / "quotas.yaml"
+    quotas.write_text("version: 1\ntenants:\n  - name: t1\n    quota: 64MB\n")
+    file = ["--tenant_quota_connector_type=file", f"--tenant_quota_connector_uri={quotas}"]
+    master = Master("--enable_multi_tenants=true", *file).start()
+    holder = Holder(master, 16 << 20)
+    options = MooncakeOptions(master=master.address, metrics=master.metrics, segment_size=0, tenant="t1")
+    storage = MooncakeStore(a_config(), options)
+    pool = a_pool()
+    storage.open([pool])
+    try:
+        assert storage.batch_set(keys_of("a"), pool.pages([0])) == [OK]
+        assert storage.batch_get(keys_of("a"), pool.pages([1])) == [OK]
+        for verb in (storage.usage, storage.clear):
+            with pytest.raises(BackendUnavailable) as raised:
+                verb()
+            assert "does not list the objects of tenant 't1'" in str(raised.value)
+            assert raised.value.remedy == "Use tenant='default': namespaces keep users apart as well."
+    finally:
+        storage.close()
+        holder.stop()
+        master.stop()
 
 
 def test_replicas_pins_and_segments_reach_the_library(own_master, opened):

@@ -29,7 +29,15 @@ from hicache_core.lifecycle import VerbGate
 from hicache_mooncake import _hostmem, _preflight
 from hicache_mooncake._environment import LASTING
 from hicache_mooncake._lifeline import Lifeline
-from hicache_mooncake._native import BACKEND, NO_ANSWER, RPC_FAIL, code_text, load
+from hicache_mooncake._native import (
+    BACKEND,
+    NO_ANSWER,
+    OBJECT_HAS_LEASE,
+    RPC_FAIL,
+    RPC_TIMEOUT,
+    code_text,
+    load,
+)
 from hicache_mooncake._regions import Regions
 from hicache_mooncake._setup import READ_LATE, replication, set_up, variables_for
 from hicache_mooncake.options import MooncakeOptions
@@ -38,6 +46,8 @@ from hicache_mooncake.options import MooncakeOptions
 _LATE_CLOSE_S = 3600.0
 #: Buffers a native call, so that several threads' calls fit the queue.
 MAX_BUFFERS = 16_384
+#: A page of memory, of which tombstones are made.
+_ZEROS_NBYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,7 @@ class Client:
         self.replication: Any = None
         self._regions = Regions()
         self._registering = threading.Lock()
+        self._zero_memory: Any = None
 
     # The beginning.
 
@@ -242,39 +253,41 @@ class Client:
                 return codes + [codes[-1]] * (len(names) - len(codes))
         return codes
 
-    def replace(self, name: str, locs: Pages, trailers: Pages | None) -> int:
-        """Write one object in the place of whatever there is, a put that was never finished included; a code.
+    def overwrite(self, names: Sequence[str], nbytes: int) -> list[int]:
+        """Put a few zeros in the place of whatever there is, a put under way included: 0, or a negative code.
 
-        The library's upsert takes one buffer, so the page goes through a private one.
+        Memory of an object of another size stays out of use for a while; see _remover.
         """
-        segments = [*locs.views(0), *(trailers.views(0) if trailers is not None else ())]
-        view = flat_view(self.private_memory(sum(map(len, segments))))
-        at = 0
-        for segment in segments:
-            view[at : at + len(segment)] = segment
-            at += len(segment)
-        address = address_of(view)
+        address = self._zeros()
+        count = len(names)
+        return self._ask(
+            lambda: self._native.batch_upsert_from(
+                names, [address] * count, [nbytes] * count, self.replication
+            ),
+            count,
+        )
+
+    def _zeros(self) -> int:
         with self._registering:
-            if not self.holds():
-                return RPC_FAIL
-            self._register_range(address, len(view))
-            try:
-                (code,) = self._native.batch_upsert_from([name], [address], [len(view)], self.replication)
-            finally:
-                self._native.unregister_buffer(address)
-        return int(code)
+            if self._zero_memory is None:
+                memory = self.private_memory(_ZEROS_NBYTES)
+                self._register_range(address_of(flat_view(memory)), _ZEROS_NBYTES)
+                self._zero_memory = memory
+            return address_of(flat_view(self._zero_memory))
 
     def remove(self, names: Sequence[str]) -> list[int]:
-        """Remove objects, leased ones too: 0, or a negative code."""
-        return self._ask(lambda: self._native.batch_remove(names, True), len(names))
+        """Remove objects that nobody has a lease on: 0, or a negative code."""
+        return self._ask(lambda: self._native.batch_remove(names), len(names))
 
     def remove_matching(self, pattern: str) -> int:
-        """Remove objects whose names match, leased ones too; the count or a negative code."""
-        return self._ask(lambda: [int(self._native.remove_by_regex(pattern, True))], 1)[0]
+        """Remove objects whose names match and that nobody has a lease on; the count or a negative code."""
+        return self._ask(lambda: [int(self._native.remove_by_regex(pattern))], 1)[0]
 
     def sizes(self, names: Sequence[str]) -> list[int | None]:
-        """Give each object's size; None where there is none or it is not complete."""
-        found = self._native.batch_get_replica_desc(names) if self.holds() else {}
+        """Give each object's size; 0 where there is none that can be read, None where nobody can tell."""
+        if self.options.daemon or not self.holds():  # a daemon tells no sizes
+            return [None] * len(names)
+        found = self._native.batch_get_replica_desc(names)
         return [_object_size(found.get(name, ())) for name in names]
 
     def _ask(self, call: Callable[[], Any], count: int) -> list[int]:
@@ -337,20 +350,20 @@ def _nested(flat: Sequence[int], width: int) -> list[Sequence[int]]:
     return [flat[start : start + width] for start in range(0, len(flat), width)]
 
 
-def _object_size(replicas: Iterable[Any]) -> int | None:
+def _object_size(replicas: Iterable[Any]) -> int:
     for replica in replicas:
         if replica.is_memory_replica():
             return int(replica.get_memory_descriptor().buffer_descriptor.size)
         if replica.is_disk_replica():
             return int(replica.get_disk_descriptor().object_size)
-    return None
+    return 0
 
 
 def unavailable(code: int, verb: str, master: str) -> BackendUnavailable:
-    """Make the error of an operator's verb that met no answer."""
-    kind = BackendTimeout if code == -901 else BackendUnavailable
-    return kind(
-        f"'mooncake' could not {verb}",
-        value=f"master {master}: {code_text(code)}",
-        remedy="Start mooncake_master there, or run: hicache doctor mooncake",
-    )
+    """Make the error of an operator's verb that met no answer, or readers that do not let go."""
+    if code == OBJECT_HAS_LEASE:
+        remedy = "Do it again when fewer engines run."
+    else:
+        remedy = "Start mooncake_master there, or run: hicache doctor mooncake"
+    kind = BackendTimeout if code in (RPC_TIMEOUT, OBJECT_HAS_LEASE) else BackendUnavailable
+    return kind(f"'mooncake' could not {verb}", value=f"master {master}: {code_text(code)}", remedy=remedy)

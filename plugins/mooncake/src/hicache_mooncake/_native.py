@@ -50,6 +50,7 @@ _MISSING = re.compile(r"((lib[A-Za-z0-9_+-]+)\.so[.\d]*): cannot open shared obj
 OBJECT_NOT_FOUND = -704
 REPLICA_IS_NOT_READY = -703
 INVALID_PARAMS = -600
+OBJECT_HAS_LEASE = -706
 NO_AVAILABLE_HANDLE = -200
 LEASE_EXPIRED = -707
 TRANSFER_FAIL = -800
@@ -61,6 +62,7 @@ STATUS_OF_CODE = {
     NO_AVAILABLE_HANDLE: Status.NO_SPACE,
     REPLICA_IS_NOT_READY: Status.MISS,
     OBJECT_NOT_FOUND: Status.MISS,
+    OBJECT_HAS_LEASE: Status.TIMEOUT,
     LEASE_EXPIRED: Status.TIMEOUT,
     RPC_FAIL: Status.UNAVAILABLE,
     RPC_TIMEOUT: Status.TIMEOUT,
@@ -72,6 +74,7 @@ _CODE_NAMES = {
     -1: "internal error",
     NO_AVAILABLE_HANDLE: "no segment with room",
     INVALID_PARAMS: "invalid parameters",
+    OBJECT_HAS_LEASE: "still being read",
     TRANSFER_FAIL: "transfer failed",
     RPC_FAIL: "the master cannot be reached",
     RPC_TIMEOUT: "the master does not answer",

@@ -69,6 +69,17 @@ class RawClient:
         self._native.batch_put_from_multi_buffer_ranges([key], [[self._address]], [[len(content)]], [[0]])
         return int(self._native.batch_put_session_end([key])[0])
 
+    def look_up(self, key: str) -> int:
+        """Ask where an object lies, as a get does before it reads; a lease is granted."""
+        return int(self._native.batch_get_session_start([key])[0])
+
+    def read_looked_up(self, key: str, nbytes: int) -> tuple[int, str]:
+        """Read an object from where it lay when it was looked up: the code, and the bytes."""
+        buffers, sizes, offsets = [[self._address]], [[nbytes]], [[0]]
+        code = int(self._native.batch_get_into_multi_buffer_ranges([key], buffers, sizes, offsets)[0])
+        self._native.batch_get_session_end([key])
+        return code, base64.b64encode(self._memory[:nbytes]).decode()
+
     def close(self) -> None:
         """Unmount."""
         self._native.close()

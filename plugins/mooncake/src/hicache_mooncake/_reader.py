@@ -17,17 +17,22 @@ from hicache_mooncake._checksum import TRAILER_NBYTES, Trailers
 from hicache_mooncake._client import MAX_BUFFERS, Client, Names, whole
 from hicache_mooncake._known import LOST_S, KnownKeys
 from hicache_mooncake._native import NO_ANSWER, STATUS_OF_CODE
+from hicache_mooncake._remover import TOMBSTONES
 
 OK, ERROR = Status.OK, Status.ERROR
 
-#: A transfer that failed this quickly met a connection that had gone stale, and is tried once more.
+#: A transfer that failed this quickly met a connection that had gone stale, or an object that was just being
+#: removed and set anew; the next one may go well.
 _QUICK_S = 0.5
+_QUICK_PAUSES_S = (0.0, 0.002, 0.005, 0.01)
 #: Into how many parts a batch is cut that moved more slowly than its leases last.
 _PARTS = 4
 #: How long a get waits for a page that another client is writing at this moment, and how often it looks.
 _PENDING_S = 1.0
 _PENDING_PAUSES_S = (0.002, 0.005, 0.01, 0.02)
 _LONGEST_PAUSE_S = 0.05
+#: How long a removal that was met half-way is believed to go on; one whose process died goes on for ever.
+_REMOVAL_S = 2.0
 
 
 class Reader:
@@ -150,7 +155,11 @@ class Reader:
             for position, code in zip(positions, fresh, strict=True):
                 codes[position] = code
 
-        if time.monotonic() - started < _QUICK_S and (stale := _where(codes, _native.TRANSFER_FAIL)):
+        for pause_s in _QUICK_PAUSES_S:
+            stale = _where(codes, _native.TRANSFER_FAIL)
+            if not stale or time.monotonic() - started > _QUICK_S:
+                break
+            time.sleep(pause_s)
             ask(stale)
         self._ask_in_parts(codes, ask, started + self._timeout_s)
         given_up = self._known.unfinished(keys)  # waited for in vain a moment ago
@@ -178,15 +187,14 @@ class Reader:
         statuses = []
         for position, code in enumerate(codes):
             size = code if code >= 0 else sizes.get(position)
-            if code == wanted:
-                statuses.append(OK)
-            elif size is not None and size != wanted:
-                statuses.append(Status.SIZE_MISMATCH)
-                self._known.note_bad(keys[position], Status.SIZE_MISMATCH)
-            else:
-                statuses.append(STATUS_OF_CODE.get(code, ERROR))
-                if code == _native.TRANSFER_FAIL:
-                    self._known.note_bad(keys[position], ERROR, LOST_S)
+            status = _verdict(code, size, wanted)
+            statuses.append(status)
+            if size in TOMBSTONES:
+                self._known.note_bad(keys[position], status, _REMOVAL_S)
+            elif status is Status.SIZE_MISMATCH:
+                self._known.note_bad(keys[position], status)
+            elif code == _native.TRANSFER_FAIL and status is ERROR:
+                self._known.note_bad(keys[position], status, LOST_S)
         self._known.note_absent(keys[i] for i in _where(codes, _native.OBJECT_NOT_FOUND))
         self._known.note_unfinished(keys[i] for i in _where(codes, _native.REPLICA_IS_NOT_READY))
         return statuses
@@ -196,6 +204,17 @@ class Reader:
         if not unclear or NO_ANSWER & set(codes):
             return {}
         return dict(zip(unclear, self._client.sizes([names[i] for i in unclear]), strict=True))
+
+
+def _verdict(code: int, size: int | None, wanted: int) -> Status:
+    """Say what a code means, beside the size that the object has now: None where that was not asked."""
+    if code == wanted:
+        return OK
+    if size in TOMBSTONES or (code < 0 and size == 0):
+        return Status.MISS  # it is being removed, or has gone since
+    if size is not None and size != wanted:
+        return Status.SIZE_MISMATCH
+    return STATUS_OF_CODE.get(code, ERROR)
 
 
 def _where(codes: Sequence[int], code: int) -> list[int]:

@@ -218,6 +218,15 @@ class Holder:
         """Finish what was begun; give the code."""
         return int(self.ask("finish", key=name, value=base64.b64encode(value).decode()))
 
+    def look_up(self, name: str) -> int:
+        """Begin a read: learn where an object lies; give the code."""
+        return int(self.ask("look_up", key=name))
+
+    def read_looked_up(self, name: str, nbytes: int) -> tuple[int, bytes]:
+        """Go on with that read: give the code and what lies there by now."""
+        code, text = self.ask("read_looked_up", key=name, nbytes=nbytes)
+        return int(code), base64.b64decode(text)
+
     def signal(self, number: int) -> None:
         """Send it a signal."""
         self._process.send_signal(number)

@@ -15,7 +15,8 @@ from hicache_mooncake import _native
 from hicache_mooncake._checksum import TRAILER_NBYTES, Trailers
 from hicache_mooncake._client import MAX_BUFFERS, Client, Names, whole
 from hicache_mooncake._known import KnownKeys, writers_of
-from hicache_mooncake._native import NO_ANSWER, STATUS_OF_CODE
+from hicache_mooncake._native import NO_ANSWER, OBJECT_NOT_FOUND, REPLICA_IS_NOT_READY, STATUS_OF_CODE
+from hicache_mooncake._remover import Remover
 
 OK, ERROR = Status.OK, Status.ERROR
 
@@ -32,9 +33,16 @@ class Writer:
     """Writes objects of one namespace; thread-safe."""
 
     def __init__(
-        self, client: Client, names: Names, known: KnownKeys, trailers: Trailers | None, timeout_s: float
+        self,
+        client: Client,
+        names: Names,
+        known: KnownKeys,
+        trailers: Trailers | None,
+        timeout_s: float,
+        remover: Remover,
     ) -> None:
         self._client = client
+        self._remover = remover
         self._names = names
         self._known = known
         self._trailers = trailers
@@ -75,20 +83,29 @@ class Writer:
         if min(codes) < 0:
             return [STATUS_OF_CODE.get(min(codes), ERROR)] * len(keys)
         present = [i for i, code in enumerate(codes) if code == 1]
-        replaced = self._replaceable(keys, present, locs.nbytes)
-        if replaced:
-            self._client.remove(self._names.of([keys[i] for i in sorted(replaced)]))
-        kept = set(present) - replaced
-        unfinished = self._known.unfinished(keys)
+        replaced = sorted(self._replaceable(keys, present, locs.nbytes))
+        stuck, unfinished = self._cleared_away(keys, replaced) if replaced else ({}, set())
+        kept = set(present).difference(replaced)
         self._known.note_good(keys[i] for i in kept)
-        statuses = [OK] * len(keys)
-        missing = [i for i in range(len(keys)) if i not in kept]
+        statuses = [stuck.get(i, OK) for i in range(len(keys))]
+        missing = [i for i in range(len(keys)) if i not in kept and i not in stuck]
         if missing:
+            unfinished |= self._known.unfinished(keys)
             hang = {place for place, i in enumerate(missing) if i in unfinished}
             stored = self._store([keys[i] for i in missing], locs.take(missing), hang)
             for position, status in zip(missing, stored, strict=True):
                 statuses[position] = status
         return statuses
+
+    def _cleared_away(
+        self, keys: Sequence[str], positions: Sequence[int]
+    ) -> tuple[dict[int, Status], set[int]]:
+        """Remove what a set replaces; tell what cannot be removed, and what somebody is writing just now."""
+        codes = self._remover.remove(self._names.of([keys[i] for i in positions]))
+        found = dict(zip(positions, codes, strict=True))
+        gone = (0, OBJECT_NOT_FOUND, REPLICA_IS_NOT_READY)
+        stuck = {i: STATUS_OF_CODE.get(code, ERROR) for i, code in found.items() if code not in gone}
+        return stuck, {i for i, code in found.items() if code == REPLICA_IS_NOT_READY}
 
     def _replaceable(self, keys: Sequence[str], present: Sequence[int], nbytes: int) -> set[int]:
         """Find values that a set replaces: those on which a get has failed, and those of another size."""
@@ -164,6 +181,22 @@ class Writer:
                 break
             if unsure:
                 time.sleep(_PENDING_PAUSE_S)
-        for i in unsure:
-            part = trailers.take([i]) if trailers is not None else None
-            codes[i] = self._client.replace(names[i], locs.take([i]), part)
+        if unsure:
+            self._take_over(names, locs, trailers, codes, unsure)
+
+    def _take_over(
+        self,
+        names: Sequence[str],
+        locs: Pages,
+        trailers: Pages | None,
+        codes: list[int],
+        positions: Sequence[int],
+    ) -> None:
+        """Store in the place of puts that do not end; corrects ``codes`` in place."""
+        part = [names[i] for i in positions]
+        self._remover.take_over(part)
+        tails = trailers.take(positions) if trailers is not None else None
+        fresh = self._client.put(part, locs.take(positions), tails)
+        there = self._client.exist(part)  # somebody else may have begun once more
+        for i, code, found in zip(positions, fresh, there, strict=True):
+            codes[i] = code or (0 if found == 1 else min(found, -1))

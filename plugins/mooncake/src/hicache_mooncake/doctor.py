@@ -70,11 +70,16 @@ def _servers(options: MooncakeOptions) -> str:
 
 
 def _store(options: MooncakeOptions) -> Iterator[Row]:
-    admin = Admin(options.metrics_address, _METRICS_S)
+    admin = Admin(options.metrics_address, _METRICS_S, options.tenant)
     try:
         segments = admin.segments()
     except HiCacheError as error:
-        yield "metrics", None, f"{error.what}: {error.value}; usage() will not work", error.remedy
+        yield (
+            "metrics",
+            None,
+            f"{error.what}: {error.value}; usage() will not work, nor clear() on pages asked for lately",
+            error.remedy,
+        )
         return
     if segments or options.segment_size or options.daemon:
         yield "segments", True, f"{len(segments)} in the store before this process", ""

@@ -71,7 +71,7 @@ class MooncakeOptions(Options):
     )
     metrics: str = Field(
         default="",
-        description="Address of the master's HTTP metrics, HOST:PORT, for usage(); "
+        description="Address of the master's HTTP metrics, HOST:PORT, for usage() and clear(); "
         "by default port 9003 on the master's host.",
     )
     protocol: Literal["tcp", "rdma"] = Field(default="tcp", description="How pages travel.")
@@ -105,7 +105,10 @@ class MooncakeOptions(Options):
     soft_pin: bool = Field(default=False, description="Pages are evicted only when nothing unpinned is left.")
     hard_pin: bool = Field(default=False, description="Pages are never evicted; a full store says NO_SPACE.")
     tenant: str = Field(
-        default="default", min_length=1, description="Mooncake tenant, where the master knows several."
+        default="default",
+        min_length=1,
+        description="Mooncake tenant, where the master knows several; only the default one's pages can be "
+        "listed, which usage() and clear() need.",
     )
     checksum: bool = Field(
         default=False,

@@ -13,7 +13,7 @@ What the library's answers mean is settled here, page by page:
   client is still writing. So a set asks first for keys that are not known to be
   absent, replaces values of another size, and sets of one key in one process take
   turns. A get of a page that is still being written waits for it a little.
-- Removing is forced, since a leased object would stay.
+- Nothing is removed by force: a reader elsewhere may hold a lease on its memory. See _remover.py.
 
 Facts: mooncake-transfer-engine-non-cuda 0.3.13.post1, run by hand; _native.py
 names the codes.
@@ -27,13 +27,29 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from hicache_core import HiCacheStorage, HiCacheStorageConfig, HostPool, Pages, Status, StorageClosed, Usage
+from hicache_core import (
+    BackendUnavailable,
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    HostPool,
+    Pages,
+    Status,
+    StorageClosed,
+    Usage,
+)
 from hicache_mooncake._admin import Admin
 from hicache_mooncake._checksum import NAME_SUFFIX, TRAILER_NBYTES, Trailers
 from hicache_mooncake._client import Client, Names, unavailable
 from hicache_mooncake._known import KnownKeys
-from hicache_mooncake._native import RPC_FAIL, RPC_TIMEOUT, STATUS_OF_CODE
+from hicache_mooncake._native import (
+    OBJECT_NOT_FOUND,
+    REPLICA_IS_NOT_READY,
+    RPC_FAIL,
+    RPC_TIMEOUT,
+    STATUS_OF_CODE,
+)
 from hicache_mooncake._reader import Reader
+from hicache_mooncake._remover import Remover
 from hicache_mooncake._writer import Writer
 from hicache_mooncake.options import MooncakeOptions
 from hicache_mooncake.spec import SPEC
@@ -56,6 +72,7 @@ class MooncakeStore(HiCacheStorage):
         self._client: Client | None = None
         self._reader: Reader | None = None
         self._writer: Writer | None = None
+        self._remover: Remover | None = None
         self._closes_at_exit: Any = None
 
     # The beginning and the end.
@@ -75,8 +92,10 @@ class MooncakeStore(HiCacheStorage):
         trailers = None
         if self.options.checksum:
             trailers = Trailers(client.private_memory, lambda pool: client.register([pool]))
-        parts = (client, self._names, self._known, trailers, self.config.timeout_s)
-        self._reader, self._writer = Reader(*parts), Writer(*parts)
+        timeout_s = self.config.timeout_s
+        self._remover = Remover(client, timeout_s)
+        self._reader = Reader(client, self._names, self._known, trailers, timeout_s)
+        self._writer = Writer(client, self._names, self._known, trailers, timeout_s, self._remover)
         self._client = client
         self.capabilities = dataclasses.replace(
             self.spec.capabilities,
@@ -174,7 +193,7 @@ class MooncakeStore(HiCacheStorage):
         with self._gate:
             if not keys:
                 return []
-            codes = self._opened(self._client).remove(self._names.of(keys))
+            codes = self._opened(self._remover).remove(self._names.of(keys))
             self._known.forget_bad(keys)
             return [OK if code == 0 else STATUS_OF_CODE.get(code, ERROR) for code in codes]
 
@@ -190,16 +209,35 @@ class MooncakeStore(HiCacheStorage):
             self._known.clear()
             if count < 0:
                 raise unavailable(count, "clear the namespace", self.options.master)
-            return count
+            codes = self._opened(self._remover).remove(self._left())
+            failed = [code for code in codes if code not in (0, OBJECT_NOT_FOUND, REPLICA_IS_NOT_READY)]
+            if failed:
+                raise unavailable(min(failed), f"clear {len(failed)} pages", self.options.master)
+            return count + codes.count(0)
 
     def usage(self) -> Usage:
         with self._gate:
-            usage = Admin(self.options.metrics_address, self.config.timeout_s).usage(self._names.prefix)
+            self._opened(self._client)
+            usage = self._admin().usage(self._names.prefix)
             if self.options.checksum:
                 return dataclasses.replace(usage, bytes=usage.bytes - usage.pages * TRAILER_NBYTES)
             return usage
 
     # Helpers.
+
+    def _left(self) -> list[str]:
+        """List what a first, unforced removal has left: pages that somebody has asked for lately."""
+        try:
+            return self._admin().names(self._names.prefix)
+        except BackendUnavailable as error:
+            raise BackendUnavailable(
+                "'mooncake' has cleared the namespace except for what was asked for lately",
+                value=f"{error.what}: {error.value}",
+                remedy=error.remedy,
+            ) from error
+
+    def _admin(self) -> Admin:
+        return Admin(self.options.metrics_address, self.config.timeout_s, self.options.tenant)
 
     def _opened(self, part: _T | None) -> _T:
         """Give a part of the open instance; close() may have taken it away under a running verb."""
