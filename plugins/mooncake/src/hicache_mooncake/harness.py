@@ -2,8 +2,11 @@
 
 Both are started on free loopback ports, in about a second. The storages under test
 give no memory themselves unless ``segment_size`` is given, so their pages outlive
-them and every byte crosses a connection. Leases last 1 s instead of 10, so that
-eviction can be waited for.
+them and every byte crosses a connection. Leases last 1 s instead of 10.
+
+A bounded store has leases of a tenth of that, since the suite fills it with pages that
+it has just read, and what is leased cannot be evicted. Its master evicts when a set
+finds no room, and not in its own time above 90 %: nothing may go between two looks.
 """
 
 from __future__ import annotations
@@ -21,8 +24,12 @@ from hicache_mooncake.options import LEAST_SEGMENT_NBYTES
 
 _SEGMENT_NBYTES = 256 << 20
 _MOUNT_S = 30.0
-#: How much larger a bounded store is made than it was asked for; the suite goes by usage().
+#: How much larger a bounded store is made than it was asked for, so that a batch is a small part of it; the
+#: suite goes by usage().
 _BOUNDED_ROOM = 7
+#: Less than the pause after which a set tries again in a full store.
+_BOUNDED_LEASE_MS = 100
+_EVICT_ON_NEED = ("--eviction_high_watermark_ratio=1", "--eviction_ratio=0.1")
 
 
 class MooncakeHarness(BaseHarness):
@@ -62,7 +69,7 @@ class MooncakeHarness(BaseHarness):
 
     def start(self) -> None:
         self._segment_nbytes = _SEGMENT_NBYTES
-        self._boot()
+        self._boot(Master())
 
     def stop(self) -> None:
         holder, self._holder = self._holder, None
@@ -81,9 +88,8 @@ class MooncakeHarness(BaseHarness):
 
     def bounded(self, capacity: int) -> dict[str, Any]:
         self.stop()
-        # What was just read cannot be evicted: a store must take longer to fill than a lease lasts.
         self._segment_nbytes = max(capacity * _BOUNDED_ROOM, LEAST_SEGMENT_NBYTES)
-        self._boot()
+        self._boot(Master(*_EVICT_ON_NEED, lease_ms=_BOUNDED_LEASE_MS))
         return self.options()
 
     def kill(self) -> None:
@@ -132,9 +138,9 @@ class MooncakeHarness(BaseHarness):
     def _name(self, namespace: Namespace, key: str) -> str:
         return namespace.qualify(key) + (NAME_SUFFIX if self._checksum else "")
 
-    def _boot(self) -> None:
+    def _boot(self, master: Master) -> None:
         try:
-            self._master = Master()
+            self._master = master
             self._master.start()
             self._holder = Holder(self._master, self._segment_nbytes)
             self._await_segment()
