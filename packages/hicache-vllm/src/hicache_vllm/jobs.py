@@ -77,13 +77,16 @@ class Jobs:
         with self._changed:
             return self._changed.wait_for(lambda: self._open == 0, timeout_s)
 
-    def stop(self) -> None:
-        """Let the threads end after what they run; waits for none of them."""
+    def stop(self, timeout_s: float) -> None:
+        """Let the threads end after what they run, and wait for them as long as this."""
+        deadline = time.monotonic() + timeout_s
         for loads, queue in self._queues.items():
             kind = "load" if loads else "store"
             for thread in self._threads:
                 if thread.name.endswith(f"-{kind}"):
                     queue.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self, job_id: int, loads: bool, keys: Sequence[bytes], move: Move) -> None:
         started = time.monotonic()

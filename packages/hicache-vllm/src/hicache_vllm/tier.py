@@ -199,8 +199,8 @@ class HiCacheTier(SecondaryTierManager):  # type: ignore[misc]
         self._off = self._off or "shut down"
         self._cache.close()
         self._lookups.stop(GRACE_S)
-        self._jobs.stop()
-        if not drained and not self._jobs.drain(GRACE_S):
+        self._jobs.stop(GRACE_S)
+        if not drained and not self._jobs.drain(0.0):
             raise RuntimeError(
                 f"hicache '{self._backend}': a transfer hangs and may still write; "
                 'set "bounce": true in the tier\'s entry to have such calls left behind safely'

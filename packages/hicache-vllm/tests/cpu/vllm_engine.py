@@ -1,7 +1,7 @@
 """A whole vLLM in this process, driven by one JSON argument; writes ``RESULT`` and what each step gave.
 
 Keys: ``model``; ``tier``, an entry of secondary_tiers or null; ``steps``, each a list of prompts to
-answer one after the other, or {"write": {path: text}}, {"rpc": method}, {"until_stored": pages};
+answer one after the other, or {"write": {path: text}}, {"signal": number, "pids": [...]}, {"rpc": method};
 ``blocks_per_chunk``; ``lora``; ``threads``. Prefix caching is off unless ``prefix_caching``.
 """
 
@@ -99,6 +99,8 @@ def settle(llm: LLM, seconds: float) -> None:
 def step(llm: LLM, what: dict, wanted: dict) -> object:
     for path, text in what.get("write", {}).items():
         Path(path).write_text(text)
+    for pid in what.get("pids", ()):
+        os.kill(pid, what["signal"])
     if "rpc" in what:
         llm.collective_rpc(what["rpc"])
     if "prompts" in what:
