@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 from types import SimpleNamespace
 
 import vllm_fake
@@ -52,7 +53,8 @@ def test_without_an_engine_id_nothing_is_remembered(fake):
     assert plugin.config_of(SimpleNamespace(config=SimpleNamespace(engine_id=None))) is None
 
 
-def test_a_vllm_without_tiers_is_said(fake, caplog):
+def test_a_vllm_without_tiers_is_said(fake, caplog, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
     with caplog.at_level(logging.WARNING, "hicache"):
         plugin.register()
     assert "0.24 to 0.33 have it" in caplog.text
