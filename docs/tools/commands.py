@@ -2,10 +2,11 @@
 
 A block is a fenced ``sh`` block, or indented lines that begin with a program.
 It is run as one script in an empty folder, with places that a reader would own
-(``/var/cache/hicache``, ``/mnt/...``) moved into it. ``pip`` and ``apt-get`` lines are
-not run: what they name is compared with what there is. A block that needs a
-foreign server, a library or minutes is named in docs/commands.toml with the
-reason; one that is named there and is not there any more is an error.
+(``/var/cache/hicache``, ``/mnt/...``) moved into it. Not run are ``pip`` and
+``apt-get`` lines (what they name is compared with what there is) and the entries
+in ``.ci/``, which make environments of their own. A block that needs a foreign
+server, a library or minutes is named in docs/commands.toml with the reason; one
+that is named there and is not there any more is an error.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ _PROGRAM = re.compile(rf"    (?:{'|'.join(map(re.escape, PROGRAMS))})[\w./-]*(?:
 _PLACES = re.compile(r"(?<![\w.])/(?:var/cache|var/lib|mnt|data|run|etc)/[\w./-]+|/tmp/kv\b")
 _NAMES = {"NAME": "memory", "64GiB": "1GiB"}
 _INSTALLERS = ("pip", "apt-get")
+#: Entries of this repository's own checks, each of which makes environments; CI itself runs them.
+_CHECKS = ".ci/"
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,11 @@ class Block:
         kept = []
         for line in self.commands:
             words = line.split()
-            if words[0] in _INSTALLERS or any(row.line and row.has in line for row in _rows_of(self.page)):
+            if (
+                words[0] in _INSTALLERS
+                or words[0].startswith(_CHECKS)
+                or any(row.line and row.has in line for row in _rows_of(self.page))
+            ):
                 continue
             for name, stands_for in _NAMES.items():
                 line = re.sub(rf"\b{name}\b", stands_for, line)
