@@ -42,6 +42,20 @@ def test_a_reader_lists_every_namespace_and_makes_none(
     assert sorted(os.listdir(root)) == before
 
 
+def test_a_reader_tells_what_the_root_takes_and_may_take(
+    make: Callable[..., Any], child: ModuleType, root: str
+) -> None:
+    from hicache_core import Usage
+
+    store = make(capacity="64mib")
+    store.set(child.keys_of("k", 0, 5))
+    own = store.storage.usage()
+    assert (own.store_bytes > 5 * NBYTES, own.capacity) == (True, 64 << 20)
+    assert make(read_only=True).storage.usage() == own
+    nobody = make(read_only=True, tenant="nobody").storage.usage()
+    assert nobody == Usage(0, 0, own.store_bytes, own.capacity)
+
+
 def test_when_a_namespace_was_written_is_its_last_set_and_not_its_last_use(
     make: Callable[..., Any], child: ModuleType, root: str
 ) -> None:

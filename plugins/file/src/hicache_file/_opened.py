@@ -11,7 +11,7 @@ import numpy as np
 from hicache_core.capabilities import Capabilities
 from hicache_core.mounts import is_network
 from hicache_core.storage import HiCacheStorageConfig
-from hicache_file._budget import RootFile, scan_folder
+from hicache_file._budget import RootFile, peek_books, scan_folder
 from hicache_file._catalog import Catalog
 from hicache_file._epoch import EpochFile
 from hicache_file._files import Folder
@@ -199,9 +199,10 @@ class Opened:
                 ledger.remove(folder, name)
 
     def books(self) -> tuple[int, int | None]:
-        """Tell the root's bytes and its budget."""
+        """Tell the root's bytes and its budget; a reader tells them as they were last written."""
         if self.root is None:
-            return 0, None
+            seen = peek_books(self.folder)
+            return seen.used, seen.capacity or None
         if self.writer is not None:
             self.writer.flush(self.config.timeout_s)
         state = self.root.peek()

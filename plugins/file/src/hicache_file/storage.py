@@ -170,7 +170,7 @@ class HiCacheFile(HiCacheStorage):
             try:
                 catalog = self._catalog()
                 if catalog is None:
-                    return Usage(0, 0, 0, None)
+                    return Usage(0, 0, *state.books())
                 catalog.grow()
                 pages, nbytes = catalog.usage()
                 store_bytes, capacity = state.books()
