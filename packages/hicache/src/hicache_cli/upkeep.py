@@ -26,9 +26,8 @@ from hicache_cli.stored import (
     rows_of,
 )
 from hicache_core.cache import HiCache
-from hicache_core.errors import BackendUnavailable, HiCacheError, InvalidArgument
+from hicache_core.errors import HiCacheError, InvalidArgument
 from hicache_core.identity import Identity, Placement
-from hicache_core.storage import Usage
 from hicache_core.upkeep import NamespaceUse, Verified
 
 #: Digits of a namespace's id in a table.
@@ -72,11 +71,8 @@ def usage(backend: str, options: dict[str, str], chosen: Chosen, timeout_s: floa
     with opened_storage(backend, options, timeout_s) as storage:
         whole = storage.usage()
         uses = find(storage, chosen) if storage.capabilities.listing or chosen.manifests else []
-    for at, use in enumerate(uses if chosen.manifests else uses[:1]):
-        own = _usage_of(backend, options, use, timeout_s, writes=not chosen.manifests)
-        whole = own or whole
-        if chosen.manifests and own:
-            uses[at] = dataclasses.replace(use, pages=own.pages, bytes=own.bytes)
+    if chosen.manifests:
+        uses = [_measured(backend, options, use, timeout_s) for use in uses]
     taken = max(whole.store_bytes, sum(use.bytes for use in uses))
     if as_json:
         emit_json(
@@ -192,18 +188,11 @@ def verify(
 # Work on one namespace.
 
 
-def _usage_of(
-    backend: str, options: Mapping[str, Any], use: NamespaceUse, timeout_s: float, *, writes: bool
-) -> Usage | None:
-    """Ask as one that writes, since stores tell those their limit; opening what is there makes nothing."""
-    identity = identity_of(use)
-    if identity is None:
-        return None
-    try:
-        with opened_storage(backend, options, timeout_s, identity, writes=writes) as storage:
-            return storage.usage()
-    except BackendUnavailable:
-        return None  # it may be read and not written
+def _measured(backend: str, options: Mapping[str, Any], use: NamespaceUse, timeout_s: float) -> NamespaceUse:
+    """Ask how much there is of a namespace that was named by its manifest."""
+    with opened_storage(backend, options, timeout_s, _readable_identity(use)) as storage:
+        own = storage.usage()
+    return dataclasses.replace(use, pages=own.pages, bytes=own.bytes)
 
 
 def _clear(backend: str, options: Mapping[str, Any], use: NamespaceUse, timeout_s: float) -> int:
