@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -112,26 +113,39 @@ def test_damaged_pages_are_refused_and_computed_anew(ask, baseline, tmp_path, da
         assert told["metrics"][corrupt] > 0
 
 
+@pytest.fixture(scope="module")
+def filled(ask, tmp_path_factory):
+    """A store that holds the first prompt; copy it."""
+    root = tmp_path_factory.mktemp("filled") / "kv"
+    ask([{"prompts": PROMPTS[:1]}], tier_of(root))
+    return root
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["contains", "get", "set"])
-@pytest.mark.parametrize("fault", ["hang", "die", "raise"])
-@pytest.mark.parametrize("bounce", [True, False], ids=["bounce", "hold"])
-def test_a_store_that_fails_in_the_middle_changes_no_answer(ask, baseline, tmp_path, verb, fault, bounce):
+@pytest.mark.parametrize(
+    ("fault", "bounce"),
+    [("hang", True), ("hang", False), ("die", False), ("raise", False)],
+    ids=["hang for ever, bounced", "hang for 6 s, held", "die", "raise"],
+)
+def test_a_store_that_fails_in_the_middle_changes_no_answer(
+    ask, baseline, filled, tmp_path, verb, fault, bounce
+):
     root, mode = tmp_path / "kv", tmp_path / "mode"
     if verb != "set":
-        ask([{"prompts": PROMPTS[:1]}], tier_of(root))
+        shutil.copytree(filled, root)
     mode.write_text(f"{verb} {fault}")
     options = {"backend_name": "dynamic", "module_path": "vllm_faulty", "class_name": "FaultyFile"}
-    options |= {"root": str(root), "mode_file": str(mode), "hang_s": 600.0 if bounce else 6.0}
+    options |= {"root": str(root), "mode_file": str(mode), "hang_s": 3600.0 if bounce else 6.0}
     tier = {"type": "hicache", "backend": "dynamic", "options": options, "timeout_s": 1.0, "bounce": bounce}
     steps = [{"prompts": PROMPTS, "settle_s": 20}, {"write": {str(mode): ""}}, {"prompts": PROMPTS}]
     told = ask(steps, tier)
     during, _, after = told["steps"]
     assert ids(during) == ids(after) == baseline
     assert max(answer["seconds"] for answer in during) < 20
-    (name,) = [name for name in told["metrics"] if f"verb={verb},status=OK" in name] or ["none"]
-    if verb == "get" and fault != "raise":
-        assert told["metrics"][name] > 0  # the half that came before the fault was used
+    if verb == "get" and not bounce and fault != "raise":
+        # The half that came before the fault was used; bounced, a batch that is left behind gives nothing.
+        assert BLOCK <= during[0]["cached"] <= (during[0]["prompt"] // BLOCK - 1) * BLOCK
 
 
 @pytest.mark.slow

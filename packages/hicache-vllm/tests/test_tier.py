@@ -275,7 +275,7 @@ def test_stats_tell_pages_by_verb_and_outcome_once(bench):
 def test_a_misspelt_key_is_refused_and_what_a_newer_vllm_passes_is_not(bench):
     with pytest.raises(InvalidOptions, match=r"tenannt is unknown \(tenant\?\)"):
         bench(entry={"tenannt": "a"})
-    one = bench(entry={"detector_of_tomorrow": object(), "locality": "REMOTE", "enable_kv_events": True})
+    one = bench(entry={"detector_of_tomorrow": object(), "locality": "REMOTE"})
     assert one.tier.locality is vllm_fake.Locality.REMOTE
 
 

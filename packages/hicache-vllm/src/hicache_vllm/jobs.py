@@ -37,26 +37,27 @@ class Jobs:
         self, load_threads: int, store_threads: int, on_error: Callable[[BaseException], None], name: str
     ) -> None:
         self._on_error = on_error
-        self._queues: dict[bool, SimpleQueue[Callable[[], None] | None]] = {
-            True: SimpleQueue(),
-            False: SimpleQueue(),
-        }
+        self._loads: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._stores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._finished: SimpleQueue[Outcome] = SimpleQueue()
         self._open = 0
         self._changed = threading.Condition()
+        rows = [(self._loads, f"{name}-load")] * load_threads + [
+            (self._stores, f"{name}-store")
+        ] * store_threads
         self._threads = [
-            threading.Thread(target=_work, args=(self._queues[loads],), name=f"{name}-{kind}", daemon=True)
-            for loads, kind, count in ((True, "load", load_threads), (False, "store", store_threads))
-            for _ in range(count)
+            (queue, threading.Thread(target=_work, args=(queue,), name=title, daemon=True))
+            for queue, title in rows
         ]
-        for thread in self._threads:
+        for _, thread in self._threads:
             thread.start()
 
     def submit(self, job_id: int, *, loads: bool, keys: Sequence[bytes], move: Move) -> None:
         """Have a thread run ``move``; its outcome will be among ``finished``."""
         with self._changed:
             self._open += 1
-        self._queues[loads].put(lambda: self._run(job_id, loads, keys, move))
+        queue = self._loads if loads else self._stores
+        queue.put(lambda: self._run(job_id, loads, keys, move))
 
     def finished(self) -> list[Outcome]:
         """Take the outcomes since the last call."""
@@ -80,12 +81,9 @@ class Jobs:
     def stop(self, timeout_s: float) -> None:
         """Let the threads end after what they run, and wait for them as long as this."""
         deadline = time.monotonic() + timeout_s
-        for loads, queue in self._queues.items():
-            kind = "load" if loads else "store"
-            for thread in self._threads:
-                if thread.name.endswith(f"-{kind}"):
-                    queue.put(None)
-        for thread in self._threads:
+        for queue, _ in self._threads:
+            queue.put(None)
+        for _, thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self, job_id: int, loads: bool, keys: Sequence[bytes], move: Move) -> None:

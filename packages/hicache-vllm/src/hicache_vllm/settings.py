@@ -21,7 +21,7 @@ from hicache_core.options import Options, resolve
 
 #: Read by vLLM and left in the entry by some release; not ours to refuse.
 #: Source: vLLM 0.24 to 0.33, ``v1/kv_offload/tiering/{factory,spec}.py``.
-VLLM_KEYS = frozenset({"type", "module_path", "locality", "backpressure", "enable_kv_events"})
+VLLM_KEYS = frozenset({"type", "module_path", "locality", "backpressure"})
 
 #: What JSON gives. Anything else among the arguments was made by vLLM and not written by an operator.
 _PLAIN = (str, int, float, bool, list, dict)

@@ -186,7 +186,7 @@ class HiCacheTier(SecondaryTierManager):  # type: ignore[misc]
             )
 
     def shutdown(self) -> None:
-        """Close the store and end the threads, within timeout_s and a few seconds; idempotent.
+        """Close the store and end the threads, within twice timeout_s and 4 s; idempotent.
 
         Raises:
             RuntimeError: a transfer still touches rows, so vLLM must not unmap them.
