@@ -214,3 +214,55 @@ def test_the_exporter_on_a_taken_port_says_so(tmp_path):
 def test_the_dashboard_is_printed_as_json():
     result = CliRunner().invoke(exporter, ["--dashboard"])
     assert json.loads(result.stdout)["title"] == "hicache"
+
+
+def stored(root) -> str:
+    """Keep three pages in a root, and give their namespace."""
+    from hicache_core import Component, HiCache, HostPool, Placement
+
+    component = Component("kv", shard="whole", byte_order="opaque", format="bytes", page_nbytes=4096)
+    pages = HostPool.from_buffer(bytearray(4 * 4096), component)
+    with HiCache.open(
+        "file",
+        identity=Identity.for_tests(model="m", tenant="t"),
+        placement=Placement(),
+        pools=[pages],
+        options={"root": str(root), "capacity": "64mib"},
+        strict=True,
+    ) as cache:
+        assert all(cache.set(["a", "b", "c"], pages.pages([0, 1, 2])))
+        return cache.namespace.id
+
+
+def test_the_exporter_shows_what_a_store_holds_and_writes_nothing(tmp_path, monkeypatch):
+    pytest.importorskip("hicache_file", reason="the file backend is not installed")
+    monkeypatch.setenv("HICACHE_FILE_CAPACITY", "1gib")
+    namespace = stored(tmp_path / "kv")
+    before = sorted(path.name for path in (tmp_path / "kv").iterdir())
+    store = ["--store", "file", "--option", f"root={tmp_path}/kv"]
+    result = CliRunner().invoke(exporter, [*store, "--once"], env={"HICACHE_PROMETHEUS_DIR": None})
+    assert result.exit_code == 0, result.output
+    found = samples(result.stdout)
+    here = {"backend": "file", "namespace": namespace}
+    assert value(found, "hicache_namespace_pages", **here) == 3
+    assert value(found, "hicache_namespace_bytes", **here) == 3 * 4096
+    assert value(found, "hicache_store_capacity_bytes", **here) == 64 << 20
+    assert value(found, "hicache_store_bytes", backend="file", namespace="") > 3 * 4096
+    (info,) = [dict(labels) for name, labels in found if name == "hicache_namespace_info"]
+    assert (info["model"], info["tenant"], info["namespace"]) == ("m", "t", namespace)
+    assert sorted(path.name for path in (tmp_path / "kv").iterdir()) == before
+
+
+def test_the_exporter_goes_on_while_a_store_is_away(tmp_path, caplog):
+    pytest.importorskip("hicache_file", reason="the file backend is not installed")
+    from hicache_prometheus.stores import Store
+
+    store = Store("file", {"root": str(tmp_path / "missing")})
+    assert store.look() == ({}, {})
+    assert "hicache exporter: 'file'" in caplog.text
+
+
+def test_the_exporter_refuses_a_store_that_it_cannot_load():
+    result = CliRunner().invoke(exporter, ["--store", "nobody", "--once"])
+    assert result.exit_code == 1
+    assert "no backend named 'nobody'" in result.output

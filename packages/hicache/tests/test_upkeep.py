@@ -105,6 +105,12 @@ def test_ls_tells_everything_and_makes_nothing(hicache, root):
     assert sorted(path.name for path in root.iterdir()) == before
 
 
+def test_settings_that_are_meant_for_engines_do_not_keep_ls_from_reading(hicache, monkeypatch):
+    monkeypatch.setenv("HICACHE_FILE_CAPACITY", "128mib")
+    assert sum(pages_of(hicache("ls")).values()) == 10
+    assert hicache("usage")["capacity"] == 64 << 20
+
+
 def test_ls_for_people(run, root):
     result = run("ls", "file", "--option", f"root={root}")
     assert result.exit_code == 0

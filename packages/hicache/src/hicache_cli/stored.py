@@ -154,8 +154,11 @@ def opened_storage(
     """
     provider, spec = provider_and_spec(backend)
     given = dict(options)
-    if not writes and READ_ONLY_OPTION in options_model(provider, spec).model_fields:
-        given.setdefault(READ_ONLY_OPTION, True)
+    fields = options_model(provider, spec).model_fields
+    if not writes and READ_ONLY_OPTION in fields:
+        # A reader sets no limit, whatever the environment says of one for the engines.
+        reading = {READ_ONLY_OPTION: True, "capacity": None}
+        given = {name: value for name, value in reading.items() if name in fields} | given
     storage = StorageBackendFactory.create_backend(
         backend, _config(identity or _nobody(), timeout_s), (), **given
     )
