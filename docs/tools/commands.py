@@ -69,8 +69,8 @@ class Block:
     @property
     def installs(self) -> list[list[str]]:
         """Give what installers are asked for, each in words."""
-        lines = [shlex.split(part, comments=True) for line in self.commands for part in line.split("&&")]
-        return [words for words in lines if words and words[0] in _INSTALLERS]
+        parts = [part.strip() for line in self.commands for part in line.split("&&")]
+        return [shlex.split(part, comments=True) for part in parts if part.split(" ")[0] in _INSTALLERS]
 
     def script(self, place: Path) -> str:
         """Give the script to run in a folder; empty where nothing is left to run."""
