@@ -140,8 +140,7 @@ def test_a_block_of_commands_runs(block, tmp_path):
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
         cwd=tmp_path,
-        env=clean
-        | {"PATH": path, "HICACHE_BACKENDS_ALLOW": ",".join(named(script)), "TMPDIR": str(tmp_path)},
+        env=clean | {"PATH": path, "TMPDIR": str(tmp_path), "HICACHE_BACKENDS_ALLOW": allowed},
         capture_output=True,
         text=True,
         check=False,
