@@ -269,6 +269,8 @@ def test_stats_tell_pages_by_verb_and_outcome_once(bench):
     }
     assert stats.gauges == {("vllm:kv_offload_hicache_breaker_open", labels): 0}
     assert one.tier.get_stats() is None
+    one.transfer(loads=False, keys=[key(3)], rows=[3])
+    assert one.tier.get_stats().counters == {(pages, (*labels, "set", "OK")): 1}
     assert {name for name, _ in stats.counters} <= set(type(one.tier).build_metric_definitions({}))
 
 
