@@ -5,6 +5,7 @@ import logging
 import os
 
 from hicache_core import Identity, Namespace, Status
+from hicache_core.observers import OperationEvent
 from hicache_prometheus import recorder as module
 from hicache_prometheus.cells import ROWS
 from hicache_prometheus.recorder import OTHER, Recorder
@@ -20,6 +21,19 @@ from hicache_prometheus.snapshot import (
     NBYTES,
     STATUSES,
 )
+
+
+def an_event() -> OperationEvent:
+    return OperationEvent(
+        backend="b",
+        namespace="n",
+        verb="get",
+        component="kv",
+        pages=1,
+        nbytes=10,
+        statuses={Status.OK: 1},
+        seconds=0.5,
+    )
 
 
 def named(**identity):
@@ -133,21 +147,30 @@ def test_a_table_full_of_namespaces_in_use_counts_the_rest_together(recorder, op
 
 
 def test_a_folder_that_cannot_be_used_is_said_once_and_counting_goes_on(tmp_path, caplog):
+    fresh = Recorder(tmp_path / "missing")
     with caplog.at_level(logging.WARNING, logger="hicache"):
-        fresh = Recorder(tmp_path / "missing")
-    assert "HICACHE_PROMETHEUS_DIR: no file for other processes, counting goes on" in caplog.text
-    assert fresh.snapshot().verbs == {}
+        for _ in range(3):
+            fresh.hicache_operation(an_event())
+    assert caplog.text.count("HICACHE_PROMETHEUS_DIR: no file for other processes, counting goes on") == 1
+    assert [cells[CALLS] for cells in fresh.snapshot().verbs.values()] == [3]
 
 
 def test_a_forked_child_counts_in_a_table_of_its_own(tmp_path):
     parent = Recorder(tmp_path)
-    before = set(tmp_path.iterdir())
+    parent.hicache_operation(an_event())
+    (of_parent,) = tmp_path.iterdir()
     with parent._lock:
         pid = os.fork()
         if not pid:
-            parent.start_afresh_in_child()
-            os._exit(0 if parent._lock.acquire(timeout=1) else 1)
+            try:
+                parent.start_afresh_in_child()
+                untouched = list(tmp_path.iterdir()) == [of_parent]
+                parent.hicache_operation(an_event())
+                os._exit(0 if untouched else 2)
+            finally:
+                os._exit(3)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    (added,) = set(tmp_path.iterdir()) - before
+    (added,) = set(tmp_path.iterdir()) - {of_parent}
     assert added.name.startswith(f"{pid}-")
+    assert [cells[CALLS] for cells in parent.snapshot().verbs.values()] == [1]

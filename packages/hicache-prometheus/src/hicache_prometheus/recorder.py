@@ -58,7 +58,7 @@ class Recorder:
         self._folder = folder
         self._caches: weakref.WeakSet[HiCache] = weakref.WeakSet()
         self._late: weakref.WeakKeyDictionary[HiCache, int] = weakref.WeakKeyDictionary()
-        self._table = _table(folder)
+        self._table: Table | None = None
         self._rows: dict[Labels, tuple[int, memoryview]] = {}
         self._nowhere = memoryview(bytearray(CELLS * 8)).cast("Q")
         self._look_at = 0.0
@@ -103,7 +103,7 @@ class Recorder:
         self._look()
         found = Snapshot()
         with self._lock:
-            found.add(self._table.rows())
+            found.add(self._table.rows() if self._table is not None else ())
         return found
 
     def caches(self) -> list[HiCache]:
@@ -113,7 +113,8 @@ class Recorder:
 
     def start_afresh_in_child(self) -> None:
         """In the child of a fork: count from nothing, in a table of its own, under a lock of its own."""
-        self._table.leave_to_parent()
+        if self._table is not None:
+            self._table.leave_to_parent()
         self.__init__(self._folder)  # type: ignore[misc]
 
     # What is not an event.
@@ -127,7 +128,7 @@ class Recorder:
                 key = (CACHE, cache.backend, namespace, *_texts(identity))
                 cells = now.setdefault(key, [0] * CELLS)
                 cells[LATE] += max(stats.late - self._late.get(cache, 0), 0)
-                self._late[cache] = stats.late
+                self._late[cache] = max(stats.late, self._late.get(cache, 0))  # another look may be newer
                 cells[ABANDONED] += stats.abandoned
                 cells[DEAD_KEYS] += stats.dead_keys
                 cells[BREAKERS[stats.breaker]] += 1
@@ -152,6 +153,8 @@ class Recorder:
             other = (*key[:2], OTHER, *key[3:])
             found = self._rows.get(other)
             return found[1] if found is not None else self._new_row(other)
+        if self._table is None:  # only now: most children of a fork never count anything
+            self._table = _table(self._folder)
         cells = self._table.label(number, key)
         self._rows[key] = (number, cells)
         return cells
