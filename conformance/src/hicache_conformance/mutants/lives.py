@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import mmap
 import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from hicache_conformance.memory.storage import MemoryStorage
 from hicache_conformance.mutants.registry import breaks
@@ -36,6 +39,56 @@ class CloseLeaksAThread(MemoryStorage):
     def open(self, pools: Sequence[HostPool] = ()) -> None:
         super().open(pools)
         threading.Thread(target=threading.Event().wait, args=(300,), daemon=True).start()
+
+
+class _Leftovers:
+    """Mapped files in /dev/shm; removed when the process ends, with those of processes that were killed."""
+
+    _STEM = "hicache-mutant-"
+
+    def __init__(self) -> None:
+        self._maps: list[mmap.mmap] = []
+
+    def add(self) -> mmap.mmap:
+        """Make and map one more; its name tells whose it is to itself alone."""
+        if not self._maps:
+            atexit.register(self._remove)
+        path = Path("/dev/shm") / f"{self._STEM}{os.getpid():x}-{len(self._maps):x}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(descriptor, mmap.PAGESIZE)
+            self._maps.append(mmap.mmap(descriptor, mmap.PAGESIZE))
+        finally:
+            os.close(descriptor)
+        return self._maps[-1]
+
+    def _remove(self) -> None:
+        for path in Path("/dev/shm").glob(f"{self._STEM}*"):
+            pid = int(path.name.removeprefix(self._STEM).partition("-")[0], 16)
+            if pid == os.getpid() or not Path(f"/proc/{pid}").exists():
+                path.unlink(missing_ok=True)
+
+
+_leftovers = _Leftovers()
+
+
+@breaks("C12", "lifecycle")
+class CloseLeavesSharedMemory(MemoryStorage):
+    """Each open makes a name in /dev/shm, which close unmaps and does not remove.
+
+    Seen: LMCache's MP connector; vLLM's offloading, once it is interrupted.
+    """
+
+    _shared: mmap.mmap | None = None
+
+    def open(self, pools: Sequence[HostPool] = ()) -> None:
+        super().open(pools)
+        self._shared = _leftovers.add()
+
+    def close(self) -> None:
+        super().close()
+        if self._shared is not None:
+            self._shared.close()
 
 
 _kept: list[bytearray] = []
@@ -194,7 +247,5 @@ class RegistersAtExit(MemoryStorage):
     """
 
     def open(self, pools: Sequence[HostPool] = ()) -> None:
-        import atexit
-
         super().open(pools)
         atexit.register(self.close)
