@@ -130,6 +130,20 @@ class BatchLevel:
         arena.check(pages, undefined=[3, 6])
         assert aligned(storage.batch_contains([keys[i] for i in asked]), 7) == wanted
 
+    @pytest.mark.clause("C7", "C2")
+    @pytest.mark.parametrize("asked", ["00", "010", "0110", "01230123", "00000000"])
+    def test_c7_repeated_keys_all_of_them_present_fill_each_slot(self, bench: Bench, asked: str) -> None:
+        _allowed(bench, len(asked))
+        arena = bench.arena(len(asked) + 1)
+        storage, keys = bench.open(arena), bench.keys(4)
+        bench.stored(storage, keys)
+        batch = [keys[int(i)] for i in asked]
+        statuses = aligned(storage.batch_get(batch, arena.pages(range(len(batch)))), len(batch))
+        assert statuses == [OK] * len(batch)
+        arena.check({slot: bench.page(key) for slot, key in enumerate(batch)})
+        assert aligned(storage.batch_contains(batch), len(batch)) == [OK] * len(batch)
+        assert storage.batch_exists(batch) == len(batch)
+
     @pytest.mark.clause("C7", "C4")
     def test_c7_a_key_repeated_in_a_set_is_stored_once_and_whole(self, bench: Bench) -> None:
         arena = bench.arena(4)

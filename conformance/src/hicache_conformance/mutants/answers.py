@@ -146,6 +146,20 @@ class RepeatedKeysCollapse(MemoryStorage):
         return [by_key[key] for key in keys]
 
 
+@breaks("C7", "batch")
+class RepeatedHitsAreRefused(MemoryStorage):
+    """Where all is present a key asked for twice is an error, since its value can be opened once only.
+
+    Seen: NIXL, where a path described twice is a BackendError for the batch.
+    """
+
+    def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+        statuses = super().batch_get(keys, locs)
+        if all(statuses) and len(set(keys)) < len(keys):
+            return [Status.ERROR] * len(keys)
+        return statuses
+
+
 @breaks("C6", "core")
 class ExistsCountsEveryHit(MemoryStorage):
     """Hits behind a hole are counted.
