@@ -107,7 +107,7 @@ def theirs(root: str, pool: Any, calls: str) -> Store:
 
 def ours(root: str, pool: Any, calls: str) -> Store:
     config = sgl_release.storage_config(
-        {"backend_name": "file", "interface_v1": 1, "options": {"root": root}}
+        {"backend_name": "file", "interface_v1": 1, "weights": "none", "options": {"root": root}}
     )
     return Store(HiCacheSGLang(config, {}), pool, calls)
 
