@@ -139,7 +139,8 @@ def move_loose(verb: Any, component: Component, hashes: Sequence[str], tensors: 
     if not component.page_nbytes:
         return [True] * len(hashes)
     given = tensors[: len(hashes)]
-    views = _equal_views(given, component.page_nbytes) or [_view(tensor) for tensor in given]
+    views: list[memoryview | None] = [*_equal_views(given, component.page_nbytes)]
+    views = views or [_view(tensor) for tensor in given]
     good = [view is not None and view.nbytes == component.page_nbytes for view in views]
     good += [False] * (len(hashes) - len(good))
     if not any(good):
@@ -205,7 +206,7 @@ def _equal_views(tensors: Sequence[Any], nbytes: int) -> list[memoryview]:
     addresses = [each.data_ptr() for each in tensors]
     first = min(addresses, default=0)
     memory = _ANYWHERE.from_address(first or 1)
-    memory.owner = tensors  # a slice keeps the base alive, and with it the tensors
+    memory.owner = tensors  # type: ignore[attr-defined]  # a slice keeps the base alive, and with it the tensors
     base = memoryview(memory).cast("B")
     return [base[at - first : at - first + nbytes] for at in addresses]
 
