@@ -44,7 +44,7 @@ class TestJobs:
 
     @pytest.fixture
     def jobs(self, errors):
-        made = Jobs(1, 1, errors.append, "test-jobs")
+        made = Jobs(1, 1, errors.append, "test-jobs", stuck_s=0.2)
         yield made
         made.stop(5)
         assert [t for t in threading.enumerate() if t.name.startswith("test-jobs")] == []
@@ -78,6 +78,21 @@ class TestJobs:
         assert jobs.drain(5)
         assert sorted(outcome.job_id for outcome in jobs.finished()) == [0, 1, 2]
 
+    def test_what_waits_behind_stuck_threads_is_given_up_and_later_jobs_run(self, jobs):
+        gate = threading.Event()
+        jobs.submit(1, loads=True, keys=[b"a"], move=lambda: [gate.wait(10)])
+        jobs.submit(2, loads=True, keys=[b"b", b"c"], move=lambda: [True, True])
+        jobs.submit(3, loads=False, keys=[b"d"], move=lambda: [True])
+        assert not jobs.drain(0.5)
+        outcomes = {outcome.job_id: outcome.good for outcome in jobs.finished()}
+        assert (outcomes, jobs.loads_stuck) == ({2: [False, False], 3: [True]}, True)
+        gate.set()
+        assert jobs.drain(5)
+        jobs.submit(4, loads=True, keys=[b"e"], move=lambda: [True])
+        assert jobs.drain(5)
+        assert {outcome.job_id: outcome.good for outcome in jobs.finished()} == {1: [True], 4: [True]}
+        assert not jobs.loads_stuck
+
 
 @pytest.fixture
 def lookups(fake):
@@ -97,17 +112,19 @@ def lookups(fake):
 REQUEST = SimpleNamespace(req_id="r")
 
 
-def test_a_lookup_that_hangs_is_a_miss_in_time_and_its_late_answer_still_counts(lookups):
+def test_a_lookup_that_hangs_is_a_miss_in_time_and_others_at_once_until_it_comes_back(lookups):
     made, now, late = lookups(lambda keys: [True] * len(keys))
     made.hangs = True
     answers = []
     for now.s in (0.0, 1.9, 2.0, 2.5):
         answers.append(made.verdict(b"a", REQUEST))
     assert answers == [None, None, False, False]
-    assert late == [2.0, 2.5]
+    assert made.verdict(b"b", SimpleNamespace(req_id="r2")) is False
+    assert (late, list(made._lookup_state)) == ([2.0], [b"a"])
     made.hangs = False
     made.flush()
     assert made.verdict(b"a", REQUEST) is True
+    assert made.verdict(b"b", REQUEST) is None
     made.forget("r")
     assert made._asked == {}
 

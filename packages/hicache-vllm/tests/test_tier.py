@@ -176,6 +176,27 @@ def test_a_load_that_is_late_without_bounce_keeps_its_rows_until_it_ends_with_it
     assert not one.tier.has_pending_work()
 
 
+def test_a_load_that_hangs_without_bounce_holds_no_other_request(bench):
+    one = bench(entry={"timeout_s": 0.1, "load_threads": 1})
+    one.transfer(loads=False, keys=[key(1), key(2)], rows=[1, 2])
+    assert one.look(key(1), key(2))[1] == [HIT, HIT]
+    hung = threading.Event()
+    vllm_toy.BEFORE["get"] = vllm_toy.hang(hung)
+    held = one.submit(loads=True, keys=[key(1)], rows=[5])
+    behind = one.submit(loads=True, keys=[key(2)], rows=[6])
+    results = []
+    deadline = time.monotonic() + 10
+    while not results and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+        results = list(one.tier.get_finished_jobs())
+    assert [(result.job_id, result.success) for result in results] == [(behind, False)]
+    assert [one.tier.lookup(each, REQUEST) for each in (key(1), key(2))] == [MISS, MISS]
+    hung.set()
+    one.tier.drain_jobs()
+    assert [(r.job_id, r.success) for r in one.tier.get_finished_jobs()] == [(held, True)]
+    assert one.tier.lookup(key(1), REQUEST) is HIT
+
+
 def test_a_store_that_hangs_keeps_no_load_waiting(bench):
     one = bench(entry={"store_threads": 1})
     one.transfer(loads=False, keys=[key(1)], rows=[1])

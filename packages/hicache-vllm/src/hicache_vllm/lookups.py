@@ -1,10 +1,10 @@
 """Which pages are stored, asked in batches on vLLM's lookup thread.
 
 vLLM asks key by key in every step until it knows; its AsyncLookupManager gathers what
-is new in a step and asks for a request's keys at once. Two things it lacks are added:
-a lookup that is not answered in time is a miss, so that no request waits for a
-thread that hangs; and ``mark_miss`` where the release has none (0.24), without which
-a page that cannot be read is found, and promoted, for ever.
+is new in a step and asks for a request's keys at once. Two things it lacks are added.
+A lookup that is not answered in time is a miss, and so is every other, at once and
+unasked, until the thread that hangs has come back. And ``mark_miss`` where the release
+has none (0.24), without which a page that cannot be read is promoted for ever.
 """
 
 from __future__ import annotations
@@ -33,16 +33,24 @@ class Lookups(AsyncLookupManager):
         self._patience_s = patience_s
         self._on_late = on_late
         self._clock = clock
+        #: Batches that the thread has answered, and how many there were when it was last found to hang.
+        self._answered = 0
+        self._hung_at = -1
         #: When each key that has no answer yet was first asked for, by request.
         self._asked: dict[str, dict[bytes, float]] = {}
         super().__init__(tier_type=tier_type)
 
     def batch_lookup(self, keys: list[Any], req_context: Any) -> Iterable[bool]:
         """Answer one request's keys; never raises."""
-        return self._contains(keys)
+        try:
+            return self._contains(keys)
+        finally:
+            self._answered += 1
 
     def verdict(self, key: bytes, req_context: Any) -> bool | None:
         """Tell whether a page is stored; None while that is being asked, for a bounded time."""
+        if self._hung_at == self._answered:
+            return False
         found: bool | None = self.lookup(key, req_context)
         asked = self._asked.get(req_context.req_id)
         if found is not None:
@@ -54,6 +62,7 @@ class Lookups(AsyncLookupManager):
             asked = self._asked[req_context.req_id] = {}
         if now - asked.setdefault(key, now) < self._patience_s:
             return None
+        self._hung_at = self._answered
         self._on_late()
         return False
 

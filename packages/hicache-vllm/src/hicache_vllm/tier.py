@@ -84,6 +84,7 @@ class HiCacheTier(SecondaryTierManager):  # type: ignore[misc]
             self._settings.store_threads,
             self._note_error,
             f"hicache-{tier_type}",
+            stuck_s=2 * patience_s,
         )
         self._lookups = Lookups(
             tier_type, self._contains, patience_s=patience_s, on_late=self._note_late_lookup
@@ -134,7 +135,7 @@ class HiCacheTier(SecondaryTierManager):  # type: ignore[misc]
 
     def lookup(self, key: bytes, req_context: Any) -> Any:
         """Tell whether a page can be loaded, or that this is being asked."""
-        if self._off:
+        if self._off or self._jobs.loads_stuck:
             return self._verdicts[False]
         return self._verdicts[self._lookups.verdict(key, req_context)]
 
