@@ -17,6 +17,7 @@ tag; before the first one, there is only this checkout's) and with the newest.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -223,7 +224,9 @@ def _runs(plugin: str, wheel: Path, core: Path, dist: Path, place: Path) -> bool
         [python, "-m", "pip", "check"],
         [python, "-m", "hicache_conformance", plugin, "--level", "core"],
     ]
-    return all(subprocess.run(command, cwd=place, check=False).returncode == 0 for command in commands)
+    # With PYTHONPATH, pip would find what is named there installed already.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return all(subprocess.run(each, cwd=place, env=clean, check=False).returncode == 0 for each in commands)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,7 +26,9 @@ pytestmark = [
 
 
 def done(command: list[str], **where) -> str:
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, **where)
+    """Run with nothing of ours set: what is on PYTHONPATH, pip would find installed already."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HICACHE_", "PYTHON"))}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=clean, **where)
     assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
     return ran.stdout
 
@@ -54,10 +56,9 @@ def outside(tmp_path_factory, repository) -> Path:
 @pytest.fixture
 def hicache(outside):
     """Run the installed program, in a folder that has nothing to do with the repository."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HICACHE_", "PYTHON"))}
 
     def run(*arguments: str) -> str:
-        return done([str(outside / "venv" / "bin" / "hicache"), *arguments], cwd=outside, env=clean)
+        return done([str(outside / "venv" / "bin" / "hicache"), *arguments], cwd=outside)
 
     return run
 
@@ -93,7 +94,6 @@ def test_its_doctor_is_content(hicache, tmp_path):
 
 
 def test_its_own_tests_pass(outside):
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HICACHE_", "PYTHON"))}
     command = [str(outside / "venv" / "bin" / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    out = done([*command, "tests/test_acme_kv.py"], cwd=outside / "hicache-acme-kv", env=clean)
+    out = done([*command, "tests/test_acme_kv.py"], cwd=outside / "hicache-acme-kv")
     assert "2 passed" in out
