@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from pathlib import Path
 
 import pytest
 
 from hicache_cli.trace import BLOCK_TOKENS, Request, read_trace
-from hicache_cli.workers import Job, WorkerFailed, play
+from hicache_cli.workers import Job, WorkerFailed, _drawn, play
 
 
 def infinite_cache_hits(requests):
@@ -205,6 +206,16 @@ def test_workers_share_the_store_and_their_counts_are_merged(run_json, server, l
     assert (again["requests"], again["blocks"], again["hit_blocks"]) == (30, 60, 60)
     assert again["verified_pages"] == 60
     assert again["verbs"]["get"]["batches"] == 30
+
+
+def test_workers_draw_the_log_in_order_and_each_request_once():
+    requests = [Request(512, (n,)) for n in range(7)]
+    counter = multiprocessing.get_context("spawn").Value("q", 0)
+    quick, slow = _drawn(requests, counter), _drawn(requests, counter)
+    assert next(slow) == (0, requests[0])
+    assert [next(quick)[0] for _ in range(4)] == [1, 2, 3, 4]
+    assert (next(slow)[0], next(quick)[0]) == (5, 6)
+    assert [*quick, *slow] == []
 
 
 def test_a_worker_s_failure_is_the_run_s(server):

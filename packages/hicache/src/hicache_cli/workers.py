@@ -1,8 +1,9 @@
 """One player, or several processes of one each, sharing a store.
 
-Requests are dealt round-robin (worker w of n plays places w, w + n, ...), which
-is the same on every run; which worker finds a page that another one sets at the
-same time is not, so hits vary a little from run to run with more than one.
+Several workers draw requests from one counter, in the log's order, each the next
+one as soon as it is free: so the store meets the log nearly in order however
+unevenly the workers run, as behind a router. Who plays what, and which worker finds a
+page that another one sets at the same time, differs a little from run to run.
 Workers are spawned, not forked: a backend's threads do not survive a fork. Each
 opens its own instance, and all begin when the last one is ready.
 """
@@ -10,7 +11,7 @@ opens its own instance, and all begin when the last one is ready.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -66,22 +67,32 @@ def play(job: Job, requests: Sequence[Request], workers: int, progress: Callable
     Raises:
         HiCacheError: from opening the store; WorkerFailed when a process ends early.
     """
-    dealt = [list(enumerate(requests))[w::workers] for w in range(workers)]
     if workers == 1:
-        return _play_here(job, dealt[0], progress)
-    return _play_apart(job, dealt, progress)
+        return _play_here(job, list(enumerate(requests)), progress)
+    return _play_apart(job, requests, workers, progress)
+
+
+def _drawn(requests: Sequence[Request], counter: Any) -> Iterator[tuple[int, Request]]:
+    """Give what this worker draws: (place, request), until the shared counter is at the end."""
+    while True:
+        with counter.get_lock():
+            place = counter.value
+            counter.value = place + 1
+        if place >= len(requests):
+            return
+        yield place, requests[place]
 
 
 def _play_here(
     job: Job,
-    requests: Sequence[tuple[int, Request]],
+    requests: Iterable[tuple[int, Request]],
     progress: Callable[[int], None],
     ready: Callable[[], None] = lambda: None,
 ) -> Tally:
     contents = PageBytes(job.page_nbytes)
     if job.engine is not None:
         ready()
-        return job.engine(job, requests, progress)
+        return job.engine(job, list(requests), progress)
     slots = Slots(job.page_nbytes)
     with open_cache(job, [slots.pool]) as cache:
         ready()
@@ -94,15 +105,16 @@ def _play_here(
 
 
 def _play_apart(
-    job: Job, dealt: Sequence[Sequence[tuple[int, Request]]], progress: Callable[[int], None]
+    job: Job, requests: Sequence[Request], workers: int, progress: Callable[[int], None]
 ) -> Tally:
     context = multiprocessing.get_context("spawn")
+    counter = context.Value("q", 0)
     processes = []
     ours: list[Connection] = []
     try:
-        for requests in dealt:
+        for _ in range(workers):
             near, far = context.Pipe()
-            process = context.Process(target=_worker, args=(far, job, requests), daemon=True)
+            process = context.Process(target=_worker, args=(far, job, requests, counter), daemon=True)
             process.start()
             far.close()
             processes.append(process)
@@ -158,7 +170,7 @@ def _receive(number: int, connection: Connection) -> tuple[str, Any]:
     return kind, value
 
 
-def _worker(connection: Connection, job: Job, requests: Sequence[tuple[int, Request]]) -> None:
+def _worker(connection: Connection, job: Job, requests: Sequence[Request], counter: Any) -> None:
     """Run in a process of its own: say ready, wait for go, play, send the tally."""
     unreported = 0
 
@@ -174,7 +186,7 @@ def _worker(connection: Connection, job: Job, requests: Sequence[tuple[int, Requ
             unreported = 0
 
     try:
-        tally = _play_here(job, requests, progress, ready)
+        tally = _play_here(job, _drawn(requests, counter), progress, ready)
         connection.send(("progress", unreported))
         connection.send(("result", tally))
     except HiCacheError as error:
