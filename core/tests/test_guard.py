@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from core_caches import (
 from core_toys import Script
 
 from hicache_core import breaker as breaker_module
+from hicache_core import guard as guard_module
 from hicache_core.cache import HiCache
 from hicache_core.capabilities import Capabilities
 from hicache_core.errors import (
@@ -486,6 +488,36 @@ def test_after_a_part_without_answer_the_rest_is_skipped() -> None:
         statuses = cache.get(["a", "b", "c", "d", "e"], pool.pages([0, 1, 2, 3, 4]))
     assert statuses == [UNAVAILABLE] * 2 + [Status.SKIPPED] * 3
     assert script.count("get") == 1
+
+
+@pytest.mark.clause("C11")
+def test_slow_parts_end_with_the_deadline_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(guard_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def slow(answer: Callable[[list[str]], Any]) -> Callable[..., Any]:
+        def verb(proceed: Callable[[], Any], keys: list[str], *_: Any) -> Any:
+            now[0] += 0.6 * TIMEOUT_S
+            return answer(keys)
+
+        return verb
+
+    keys, pool = ["a", "b", "c", "d", "e"], a_pool()
+    script = Script(
+        get=slow(lambda keys: [MISS] * len(keys)),
+        set=slow(lambda keys: [OK] * len(keys)),
+        contains=slow(lambda keys: [OK] * len(keys)),
+        exists=slow(len),
+    )
+    limited = Capabilities(max_batch=1, deadline="hold")
+    with a_cache(script, pool, capabilities=limited) as cache:
+        locs = pool.pages([0, 1, 2, 3, 4])
+        assert cache.get(keys, locs) == [MISS] * 2 + [Status.SKIPPED] * 3
+        assert cache.set(keys, locs) == [OK] * 2 + [Status.SKIPPED] * 3
+        assert cache.contains(keys) == [OK] * 2 + [Status.SKIPPED] * 3
+        assert cache.exists(keys) == 2
+        assert cache.stats().breaker == "closed"
+        assert [script.count(verb) for verb in ("get", "set", "contains", "exists")] == [2, 2, 2, 2]
 
 
 # Another identity.

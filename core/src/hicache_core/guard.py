@@ -160,8 +160,10 @@ class Guard:
             flags = session.dead_flags(keys)
             keys = keys[: flags.index(True)] if flags else keys
             size = session.chunk(len(keys))
-            run = 0
+            run, until = 0, self._until()
             for start in range(0, len(keys), size):
+                if start and time.monotonic() >= until:
+                    break
                 found = self._exists_once(session, keys[start : start + size])
                 run += found
                 if found < size:
@@ -184,8 +186,10 @@ class Guard:
         if session is None:
             return
         try:
-            size = session.chunk(len(keys))
+            size, until = session.chunk(len(keys)), self._until()
             for start in range(0, len(keys), size):
+                if start and time.monotonic() >= until:
+                    break
                 verb = partial(session.storage.touch, keys[start : start + size])
                 if type(self._try("touch", partial(session.call, verb))) is Status:
                     break
@@ -249,16 +253,24 @@ class Guard:
         return session
 
     def _in_chunks(self, verb: str, size: int, count: int, ask: Callable[[int, int], Any]) -> list[Status]:
-        """Ask for at most ``size`` pages a call; after a call without any answer the rest is SKIPPED."""
+        """Ask for at most ``size`` pages a call; no call follows one without any answer, or the deadline.
+
+        What is not asked for is SKIPPED. So slow calls add up to the deadline and one call at most.
+        """
         statuses: list[Status] = []
+        until = self._until()
         for start in range(0, count, size):
             stop = min(start + size, count)
             part = self._settled(verb, self._try(verb, partial(ask, start, stop)), stop - start)
             statuses += part
-            if _no_answer(part):
+            if stop < count and (_no_answer(part) or time.monotonic() >= until):
                 statuses += [Status.SKIPPED] * (count - stop)
                 break
         return statuses
+
+    def _until(self) -> float:
+        """Give the time after which a batch in several calls begins no other one."""
+        return time.monotonic() + self.config.timeout_s
 
     def _try(self, verb: str, work: Callable[[], Any]) -> Any:
         """Run a backend's verb; a Status in place of its answer when there is none."""
