@@ -28,17 +28,19 @@ class VerbGate:
     child gets a new, shut gate.
     """
 
-    __slots__ = ("_idle", "_name", "_running", "_state")
+    __slots__ = ("_idle", "_lock", "_name", "_running", "_state")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._state = _NEW
         self._running = 0
-        self._idle = threading.Condition(threading.Lock())
+        #: Taken as a lock of C, not through the condition's own methods: those are two frames more a verb.
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
 
     def enter(self) -> bool:
         """Count a verb in; False when the gate is not open. Each True needs one ``leave``."""
-        with self._idle:
+        with self._lock:
             if self._state != _OPEN:
                 return False
             self._running += 1
@@ -46,7 +48,7 @@ class VerbGate:
 
     def leave(self) -> None:
         """Count a verb out."""
-        with self._idle:
+        with self._lock:
             self._running -= 1
             if not self._running and self._state == _CLOSED:
                 self._idle.notify_all()
@@ -108,7 +110,8 @@ class VerbGate:
 
     def abandon_in_child(self) -> None:
         """Close without any lock: for the child of a fork, where a lock may be held by nobody."""
-        self._idle = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._running = 0
         self._state = _CLOSED
 
