@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hicache_conformance.calls import pause_for
 from hicache_conformance.memory.storage import MemoryStorage
 from hicache_conformance.memory.store import Store
 from hicache_conformance.mutants.registry import breaks
@@ -214,6 +215,7 @@ class SetsTearEachOther(Store):
 
     def set(self, namespace: str, keys: Sequence[str], values: Sequence[bytes]) -> list[Status]:
         fresh = [key for key in keys if (namespace, key) not in self._entries]
+        pause_for(0.002 if fresh else 0.0)  # the moment in which another writer finds the key absent too
         statuses = super().set(namespace, keys, values)
         with self._lock:
             for key, value in zip(keys, values, strict=True):
