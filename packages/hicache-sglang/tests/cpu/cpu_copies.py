@@ -9,8 +9,12 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
+from multiprocessing.synchronize import SemLock
 
 import torch
+
+#: A file in the folder for temporary files: the names of semaphores that were made, one a line.
+SEMAPHORES = "semaphores"
 
 
 def apply() -> None:
@@ -39,10 +43,24 @@ def apply() -> None:
 
 
 def _leave_nothing_in_shared_memory() -> None:
-    """Put the file of a scheduler's load, which SGLang never unlinks, where its other temporary files go."""
+    """Put the file of a scheduler's load, which SGLang never unlinks, where its other temporary files go.
+
+    Semaphores have no choice of place: their names are written down there, for
+    SGLang kills its processes, and their resource tracker with them.
+    """
     from sglang.srt.managers import load_snapshot
 
-    load_snapshot.shm_path_for = lambda name: f"{tempfile.gettempdir()}/load-{os.path.basename(name)}"
+    folder = tempfile.gettempdir()
+    load_snapshot.shm_path_for = lambda name: f"{folder}/load-{os.path.basename(name)}"
+    make = SemLock._make_name
+
+    def noted() -> str:
+        name = make()
+        with open(f"{folder}/{SEMAPHORES}", "a") as file:
+            file.write(f"{name}\n")
+        return name
+
+    SemLock._make_name = staticmethod(noted)
 
 
 def _never_pin(pool) -> None:
