@@ -45,6 +45,7 @@ def test_the_line_holds_a_tier_that_the_adapter_reads():
     assert entry == {"type": "hicache", "backend": "toy", "options": {"hang_s": 2.5}}
     assert read_settings(entry).options == {"hang_s": 2.5}
     assert "vllm serve o/m" in output
+    assert "--shutdown-timeout 30" in output
 
 
 def test_json_is_the_value_alone():

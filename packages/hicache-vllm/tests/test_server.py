@@ -45,7 +45,9 @@ class Server:
         }
         flags = (
             "--served-model-name tiny --host 127.0.0.1 --dtype float32 --enforce-eager --max-model-len 4096 "
-            f"--max-num-seqs 4 --block-size {BLOCK} --no-enable-prefix-caching"
+            f"--max-num-seqs 4 --block-size {BLOCK} --no-enable-prefix-caching "
+            # Without it vLLM kills its engine at once, and with it what would remove the host tier's file.
+            "--shutdown-timeout 30"
         ).split()
         if tier is not None:
             flags += ["--kv-transfer-config", json.dumps(_transfer(tier))]

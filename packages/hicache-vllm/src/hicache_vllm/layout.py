@@ -99,7 +99,8 @@ def read_layout(spec: Any, vllm_config: Any, *, release: str, platform: str) -> 
     parallel = vllm_config.parallel_config
     canonical = bool(getattr(config, "canonical_layout", False))
     single = bool(getattr(config, "replicated_layout", False))
-    portable = single or (canonical and bool(config.parallel.is_parallelism_agnostic))
+    topology_free = config is not None and bool(config.parallel.is_parallelism_agnostic)
+    portable = single or (canonical and topology_free)
     ranks = (
         parallel.tensor_parallel_size,
         parallel.pipeline_parallel_size,

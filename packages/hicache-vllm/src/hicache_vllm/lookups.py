@@ -17,7 +17,7 @@ from typing import Any
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 
 
-class Lookups(AsyncLookupManager):
+class Lookups(AsyncLookupManager):  # type: ignore[misc]
     """The scheduler's calls are on its own thread; ``batch_lookup`` is on vLLM's."""
 
     def __init__(
