@@ -109,7 +109,7 @@ def transfer_config(
 
 
 def launch(model: str, config: dict[str, Any]) -> str:
-    """Give the launch line; with no shutdown timeout vLLM kills its engine, and what it stores last, at once."""
+    """Give the launch line; without a shutdown timeout vLLM kills its engine amid its last stores."""
     lines = [
         f"vllm serve {shlex.quote(model)}",
         f"--shutdown-timeout {SHUTDOWN_S}",
