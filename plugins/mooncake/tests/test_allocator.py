@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
+import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,41 +81,55 @@ def test_another_device_is_refused(allocator):
         allocator.allocate((4,), torch.uint8, device="meta")
 
 
-@pytest.fixture
-def daemon(own_master: Master) -> Iterator[str]:
+class Daemon:
     """A mooncake_client that holds 64 MB on this machine."""
-    port = free_port()
-    command = [
-        str(program("mooncake_client")),
-        "--host=127.0.0.1",
-        f"--port={port}",
-        "--global_segment_size=64MB",
-        f"--master_server_address={own_master.address}",
-        "--metadata_server=P2PHANDSHAKE",
-        "--protocol=tcp",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def listens() -> bool:
+    def __init__(self, master: Master) -> None:
+        port = free_port()
+        self.address = f"127.0.0.1:{port}"
+        command = [
+            str(program("mooncake_client")),
+            "--host=127.0.0.1",
+            f"--port={port}",
+            "--global_segment_size=64MB",
+            f"--master_server_address={master.address}",
+            "--metadata_server=P2PHANDSHAKE",
+            "--protocol=tcp",
+        ]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            socket.create_connection(("127.0.0.1", port), 0.2).close()
+            assert until(lambda: self._listens() and bool(master.admin.segments()))
+        except BaseException:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        """End it and what it has started."""
+        place = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        children = [int(pid) for pid in place.read_text().split()] if self._process.poll() is None else []
+        for pid in [*children, self._process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        self._process.wait(20)
+
+    def _listens(self) -> bool:
+        host, _, port = self.address.partition(":")
+        try:
+            socket.create_connection((host, int(port)), 0.2).close()
         except OSError:
             return False
-        return bool(own_master.admin.segments())
+        return True
 
-    try:
-        assert until(listens)
-        yield f"127.0.0.1:{port}"
-    finally:
-        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-        children = [int(pid) for pid in listed.split()]
-        for pid in [*children, process.pid]:
-            subprocess.run(["kill", str(pid)], check=False)
-        process.wait(20)
+
+@pytest.fixture
+def daemon(own_master: Master) -> Iterator[Daemon]:
+    daemon = Daemon(own_master)
+    yield daemon
+    daemon.kill()
 
 
 def test_a_daemon_holds_pages_that_outlive_the_client(allocator, own_master, daemon):
-    options = {"master": own_master.address, "metrics": own_master.metrics, "daemon": daemon}
+    options = {"master": own_master.address, "metrics": own_master.metrics, "daemon": daemon.address}
     keys = keys_of("a", "b", "none")
 
     def a_tensor_and_pool():
@@ -137,8 +155,26 @@ def test_a_daemon_holds_pages_that_outlive_the_client(allocator, own_master, dae
         second.close()
 
 
+def test_a_daemon_that_ends_is_known_in_no_time(allocator, own_master, daemon):
+    """The library answers -1, as for anything else that goes wrong."""
+    tensor = allocator.allocate((2, NBYTES), torch.uint8)
+    pool = HostPool(a_component(), (Segment(tensor.data_ptr(), NBYTES, NBYTES),), 2, owner=tensor)
+    storage = a_store(master=own_master.address, metrics=own_master.metrics, daemon=daemon.address)
+    storage.open([pool])
+    try:
+        assert storage.batch_set(keys_of("a"), pool.pages([0])) == [OK]
+        daemon.kill()
+        started = time.monotonic()
+        assert storage.batch_contains(keys_of("a")) == [Status.UNAVAILABLE]
+        assert storage.batch_get(keys_of("a"), pool.pages([1])) == [Status.UNAVAILABLE]
+        assert storage.batch_set(keys_of("b"), pool.pages([0])) == [Status.UNAVAILABLE]
+        assert time.monotonic() - started < 2
+    finally:
+        storage.close()
+
+
 def test_a_daemon_refuses_memory_that_it_cannot_map_and_names_the_allocator(own_master, daemon):
-    storage = a_store(master=own_master.address, daemon=daemon)
+    storage = a_store(master=own_master.address, daemon=daemon.address)
     with pytest.raises(InvalidPages) as raised:
         storage.open([a_pool()])
     assert raised.value.remedy == "With 'daemon', make pools of tensors from MooncakeHostTensorAllocator."

@@ -15,9 +15,16 @@ import threading
 import time
 
 import pytest
-from mooncake_builders import NBYTES, a_pool, a_store, content, fill, keys_of, until
+from mooncake_builders import NBYTES, a_component, a_pool, a_store, content, fill, keys_of, until
 
-from hicache_core import BackendTimeout, BackendUnavailable, Status, StorageClosed, StorageNotOpened
+from hicache_core import (
+    BackendTimeout,
+    BackendUnavailable,
+    HostPool,
+    Status,
+    StorageClosed,
+    StorageNotOpened,
+)
 from hicache_core.errors import InvalidOptions, InvalidPages
 from hicache_mooncake._remover import TOMBSTONES
 from hicache_mooncake._servers import Holder, Master
@@ -144,10 +151,13 @@ def test_a_paused_master_is_a_timeout_on_opening(own_master):
     assert isinstance(raised.value, BackendTimeout) or "master" in str(raised.value)
 
 
-def test_a_dead_metadata_server_is_told_before_two_minutes_are_lost(master):
+@pytest.mark.parametrize("server", ["http://127.0.0.1:1/metadata", "etcd://127.0.0.1:1"])
+def test_a_dead_metadata_server_is_told_before_two_minutes_are_lost(master, server):
+    started = time.monotonic()
     with pytest.raises(BackendUnavailable) as raised:
-        a_store(master=master.address, metadata_server="http://127.0.0.1:1/metadata", segment_size=0).open()
-    assert "metadata server http://127.0.0.1:1/metadata cannot be reached" in str(raised.value)
+        a_store(master=master.address, metadata_server=server, segment_size=0).open()
+    assert f"metadata server {server} cannot be reached" in str(raised.value)
+    assert time.monotonic() - started < 2
 
 
 def test_rdma_without_a_device_is_an_error_instead_of_tcp(master, monkeypatch, tmp_path):
@@ -265,6 +275,57 @@ def test_a_batch_larger_than_the_librarys_queue_arrives(master, holder, opened):
     keys = keys_of(*(f"{i}-" for i in range(256)))
     assert storage.batch_set(keys, pool.pages(range(256))) == [OK] * 256
     assert storage.batch_get(keys, pool.pages(range(256))) == [OK] * 256
+
+
+def test_a_page_without_bytes_is_never_ok(master, holder, opened):
+    """The library takes it with 0 and stores nothing."""
+    anchor = HostPool(a_component(0), (), 4)
+    storage = opened(master, anchor)
+    keys = keys_of("a", "b", nbytes=0)
+    assert storage.batch_set(keys, anchor.pages([0, 1])) == [ERROR, ERROR]
+    assert storage.batch_get(keys, anchor.pages([0, 1])) == [MISS, MISS]
+    assert storage.batch_contains(keys) == [MISS, MISS]
+
+
+@pytest.mark.parametrize("length", [1, 128])
+def test_keys_of_any_length_and_many_at_once_are_kept_apart(master, holder, opened, length):
+    pool = a_pool(pages=36)
+    storage = opened(master, pool)
+    keys = a_component().keys([f"{letter:-<{length}}" for letter in "abcdefghijklmnopqrstuvwxyz0123456789"])
+    for page in range(36):
+        fill(pool, page, bytes([page + 1]) * NBYTES)
+    assert storage.batch_set(keys, pool.pages(range(36))) == [OK] * 36
+    assert storage.batch_get(keys[::-1], pool.pages(range(36))) == [OK] * 36
+    assert [content(pool, page)[0] for page in range(36)] == list(range(36, 0, -1))
+
+
+# Room.
+
+
+def test_a_store_to_which_nobody_gives_memory_has_no_space(own_master, opened):
+    pool = a_pool()
+    storage = opened(own_master, pool)
+    started = time.monotonic()
+    assert storage.batch_set(keys_of("a", "b"), pool.pages([0, 1])) == [Status.NO_SPACE] * 2
+    assert time.monotonic() - started < 2
+    assert storage.batch_contains(keys_of("a", "b")) == [MISS, MISS]
+
+
+@pytest.mark.clause("C15")
+def test_c15_a_store_full_of_hard_pins_says_so_and_keeps_them(own_master, opened):
+    nbytes = 1 << 20
+    holder = Holder(own_master, 16 << 20)
+    try:
+        pool = a_pool(pages=2, nbytes=nbytes)
+        storage = opened(own_master, pool, hard_pin=True)
+        keys = keys_of(*(f"{i}-" for i in range(20)), nbytes=nbytes)
+        statuses = [storage.batch_set([key], pool.pages([0]))[0] for key in keys]
+        assert statuses == [OK] * 16 + [Status.NO_SPACE] * 4
+        got = [storage.batch_get([key], pool.pages([1]))[0] for key in keys]
+        assert got == [OK] * 16 + [MISS] * 4
+        assert storage.clear() == 16
+    finally:
+        holder.stop()
 
 
 # Leases.

@@ -94,14 +94,20 @@ def test_nobody_gives_memory(own_master):
     assert "segment_size='4GiB'" in remedy
 
 
-def test_two_wheels(monkeypatch):
-    both = {"mooncake-transfer-engine-non-cuda": "0.3.13.post1", "mooncake-transfer-engine": "0.3.12"}
-    monkeypatch.setattr("hicache_mooncake._native.installed_wheels", lambda: both)
-    rows = {row[0]: row for row in diagnose(MooncakeOptions(master="127.0.0.1:1", segment_size=0))}
-    _, ok, found, remedy = rows["wheel"]
-    assert (ok, "several wheels own the package 'mooncake'" in found) == (False, True)
+def test_two_wheels(real, tmp_path, monkeypatch):
+    second = tmp_path / "mooncake_transfer_engine-0.3.12.dist-info"
+    second.mkdir()
+    (second / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: mooncake-transfer-engine\nVersion: 0.3.12\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    found, remedy = told(doctor(master="127.0.0.1:1", segment_size=0), "wheel")
+    assert (
+        "several wheels own the package 'mooncake', and the last one installed overwrote the others" in found
+    )
+    assert ", mooncake-transfer-engine 0.3.12" in found
     assert remedy.startswith(
-        "Run: pip uninstall mooncake-transfer-engine-non-cuda mooncake-transfer-engine; then"
+        "Run: pip uninstall mooncake-transfer-engine-non-cuda mooncake-transfer-engine; then one of: "
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import metadata
 
@@ -100,6 +101,15 @@ def test_versions_that_crash_on_one_machine_are_refused(monkeypatch, version, ol
     with pytest.raises(BackendIncompatible) as raised:
         _native.check_wheels()
     assert raised.value.remedy == f"Run: pip install -U {CUDA12}"
+
+
+def test_the_store_is_imported_before_the_engine(real):
+    """The other way round, the second import fails."""
+    program = (
+        "import sys; from hicache_mooncake import _native; _native.load({}); before = list(sys.modules);"
+        "import mooncake.engine; sys.exit('mooncake.store' not in before)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
 def test_a_child_forked_after_the_import_is_told_to_spawn(monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
 
 import pytest
 from mooncake_builders import NBYTES, a_config, a_pool, a_store, content, fill, keys_of
@@ -14,7 +16,8 @@ from hicache_mooncake._client import Names
 from hicache_mooncake._known import KnownKeys
 from hicache_mooncake._reader import Reader
 from hicache_mooncake._remover import TOMBSTONES, Remover
-from hicache_mooncake._servers import Holder, Master
+from hicache_mooncake._servers import Holder, Master, free_port
+from hicache_mooncake._setup import variables_for
 from hicache_mooncake._writer import Writer
 from hicache_mooncake.options import MooncakeOptions
 from hicache_mooncake.storage import MooncakeStore
@@ -237,6 +240,44 @@ def test_replicas_pins_and_segments_reach_the_library(own_master, opened):
     assert (how.replica_num, how.with_hard_pin) == (2, True)
     assert how.preferred_segment == storage._client.native.get_hostname()
     assert storage.capabilities.eviction == "none"
+
+
+def test_arguments_in_extra_reach_the_library(master, opened):
+    port = free_port()
+    opened(master, extra={"enable_client_http_server": True, "client_http_port": port})
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+        assert json.load(answer)["status"] == "healthy"
+
+
+def test_the_masters_own_metadata_server_works(real):
+    port = free_port()
+    place = ["--http_metadata_server_host=127.0.0.1", f"--http_metadata_server_port={port}"]
+    master = Master("--enable_http_metadata_server=true", *place).start()
+    pool = a_pool()
+    storage = a_store(
+        master=master.address, metadata_server=f"http://127.0.0.1:{port}/metadata", segment_size="16mib"
+    )
+    storage.open([pool])
+    try:
+        assert storage.batch_set(keys_of("a"), pool.pages([0])) == [OK]
+        assert storage.batch_get(keys_of("a"), pool.pages([1])) == [OK]
+    finally:
+        storage.close()
+        master.stop()
+
+
+def test_what_the_library_is_told_by_default_keeps_it_within_the_deadline():
+    options = MooncakeOptions(master="127.0.0.1:1")
+    assert variables_for(options, 5.0) == {
+        "MC_RPC_TIMEOUT_MS": "2000",
+        "MC_STORE_CLIENT_SETUP_RETRIES": "1",
+        "MC_TCP_PROGRESS_TIMEOUT_SEC": "1",
+        "MC_TCP_ENABLE_CONNECTION_POOL": "1",
+        "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
+        "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER": "65535",
+        "MC_TCP_ADMISSION_TIMEOUT_MS": "2500",
+        "MC_LOG_LEVEL": "ERROR",
+    }
 
 
 def test_an_unknown_argument_of_setup_is_an_error_that_names_extra(master):

@@ -31,6 +31,7 @@ from hicache_mooncake._environment import LASTING
 from hicache_mooncake._lifeline import Lifeline
 from hicache_mooncake._native import (
     BACKEND,
+    INVALID_PARAMS,
     NO_ANSWER,
     OBJECT_HAS_LEASE,
     RPC_FAIL,
@@ -243,6 +244,8 @@ class Client:
         width: int,
     ) -> list[int]:
         """Call natively as often as it takes for each call's buffers to fit the library's queues."""
+        if not width:  # a page without bytes, which the library takes with 0 and does not store
+            return [INVALID_PARAMS] * len(names)
         pages = max(1, MAX_BUFFERS // width)
         codes: list[int] = []
         for start in range(0, len(names), pages):
