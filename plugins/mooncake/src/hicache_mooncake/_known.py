@@ -142,6 +142,9 @@ class Writers:
             to wait for somebody, None when that took longer than the deadline.
         """
         with self._lock:
+            if not self._batches:
+                self._batches.append(keys)
+                return True
             alone = self._is_free(keys)
             self._waiting += not alone
             try:
@@ -158,7 +161,7 @@ class Writers:
     def release(self, keys: set[str]) -> None:
         """Let others write them; ``keys`` is the set that was claimed."""
         with self._lock:
-            self._batches = [batch for batch in self._batches if batch is not keys]
+            self._batches.remove(keys)  # no other one is equal: they are disjoint
             if self._waiting:
                 self._changed.notify_all()
 

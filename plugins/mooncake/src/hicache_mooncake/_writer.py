@@ -8,7 +8,7 @@ for first; that also counts as the use that a set of a present page is.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hicache_core import Pages, Status
 from hicache_mooncake import _native
@@ -56,26 +56,26 @@ class Writer:
     def write(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         """Store slots, unless a good value is there; of a repeated key the first one."""
         key_set = set(keys)
-        if len(key_set) == len(keys):
-            return self._set_distinct(keys, key_set, locs)
-        first: dict[str, int] = {}
-        for position, key in enumerate(keys):
-            first.setdefault(key, position)
-        statuses = self._set_distinct(list(first), key_set, locs.take(list(first.values())))
-        found = dict(zip(first, statuses, strict=True))
-        return [found[key] for key in keys]
-
-    def _set_distinct(self, keys: Sequence[str], key_set: set[str], locs: Pages) -> list[Status]:
+        if len(key_set) != len(keys):
+            return self._set_first_of_each(keys, locs)
         alone = self._writers.claim(key_set, time.monotonic() + self._timeout_s)
         if alone is None:
             return [Status.TIMEOUT] * len(keys)
         try:
             absent = self._known.take_absent(key_set)
             if alone and absent and not self._known.trouble:
-                return self._store(keys, locs, set())
+                return self._store(keys, locs, frozenset())
             return self._set_unknown(keys, locs)
         finally:
             self._writers.release(key_set)
+
+    def _set_first_of_each(self, keys: Sequence[str], locs: Pages) -> list[Status]:
+        first: dict[str, int] = {}
+        for position, key in enumerate(keys):
+            first.setdefault(key, position)
+        statuses = self.write(list(first), locs.take(list(first.values())))
+        found = dict(zip(first, statuses, strict=True))
+        return [found[key] for key in keys]
 
     def _set_unknown(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         """Ask which keys are there, replace what is bad, and store what is missing."""
@@ -116,45 +116,28 @@ class Writer:
         other = {i for i, size in zip(unsure, sizes, strict=True) if size is not None and size != wanted}
         return bad | other
 
-    def _store(self, keys: Sequence[str], locs: Pages, unfinished: set[int]) -> list[Status]:
-        names = self._names.of(keys)
-        if self._trailers is None:
-            codes = self._put(names, locs, None)
-            self._finish(names, locs, None, codes, unfinished)
+    def _store(self, keys: Sequence[str], locs: Pages, unfinished: Collection[int]) -> list[Status]:
+        """Put pages; the usual case stands here, in one place, as in Reader.read."""
+        names, trailers, count = self._names.of(keys), self._trailers, len(keys)
+        started = time.monotonic()
+        if trailers is not None:
+            with trailers.lent(count) as tails:
+                trailers.seal(names, locs, tails)
+                codes = self._client.put(names, locs, tails)
+                self._finish(names, locs, tails, codes, unfinished, started)
+        elif locs.segments_per_page == 1 and count <= MAX_BUFFERS and self._holds():
+            codes = self._put_from(names, *locs.addresses(), self._replication)
+            if codes.count(0) == count and not self._known.trouble:
+                return [OK] * count
+            codes = whole(codes, count)
+            self._finish(names, locs, None, codes, unfinished, started)
         else:
-            with self._trailers.lent(len(names)) as trailers:
-                self._trailers.seal(names, locs, trailers)
-                codes = self._put(names, locs, trailers)
-                self._finish(names, locs, trailers, codes, unfinished)
-        if codes.count(0) == len(codes):
-            if self._known.trouble:
-                self._known.note_good(keys)
-            return [OK] * len(keys)
+            codes = self._client.put(names, locs, None)
+            self._finish(names, locs, None, codes, unfinished, started)
         self._known.note_good(key for key, code in zip(keys, codes, strict=True) if code == 0)
         # The master may hold what the put began, and answer the next one with 0.
         self._known.note_unfinished(key for key, code in zip(keys, codes, strict=True) if code < 0)
         return [OK if code == 0 else STATUS_OF_CODE.get(code, ERROR) for code in codes]
-
-    def _put(self, names: Sequence[str], locs: Pages, trailers: Pages | None) -> list[int]:
-        started = time.monotonic()
-        if trailers is None and locs.segments_per_page == 1 and len(names) <= MAX_BUFFERS and self._holds():
-            codes = whole(self._put_from(names, *locs.addresses(), self._replication), len(names))
-        else:
-            codes = self._client.put(names, locs, trailers)
-        if codes.count(0) == len(codes) or NO_ANSWER & set(codes):
-            return codes
-        worth = {_native.NO_AVAILABLE_HANDLE}
-        if time.monotonic() - started < _QUICK_S:
-            worth.add(_native.TRANSFER_FAIL)
-        again = [i for i, code in enumerate(codes) if code in worth]
-        if again:
-            if _native.NO_AVAILABLE_HANDLE in codes:
-                time.sleep(min(_NO_SPACE_PAUSE_S, 0.1 * self._timeout_s))
-            part = trailers.take(again) if trailers is not None else None
-            fresh = self._client.put([names[i] for i in again], locs.take(again), part)
-            for position, code in zip(again, fresh, strict=True):
-                codes[position] = code
-        return codes
 
     def _finish(
         self,
@@ -162,7 +145,38 @@ class Writer:
         locs: Pages,
         trailers: Pages | None,
         codes: list[int],
-        unfinished: set[int],
+        unfinished: Collection[int],
+        started: float,
+    ) -> None:
+        """Try again what may go better now, and make sure of what may not be there; corrects ``codes``."""
+        if codes.count(0) != len(codes) and not NO_ANSWER & set(codes):
+            self._try_again(names, locs, trailers, codes, started)
+        if unfinished:
+            self._make_sure(names, locs, trailers, codes, unfinished)
+
+    def _try_again(
+        self, names: Sequence[str], locs: Pages, trailers: Pages | None, codes: list[int], started: float
+    ) -> None:
+        worth = {_native.NO_AVAILABLE_HANDLE}
+        if time.monotonic() - started < _QUICK_S:
+            worth.add(_native.TRANSFER_FAIL)
+        again = [i for i, code in enumerate(codes) if code in worth]
+        if not again:
+            return
+        if _native.NO_AVAILABLE_HANDLE in codes:
+            time.sleep(min(_NO_SPACE_PAUSE_S, 0.1 * self._timeout_s))
+        part = trailers.take(again) if trailers is not None else None
+        fresh = self._client.put([names[i] for i in again], locs.take(again), part)
+        for position, code in zip(again, fresh, strict=True):
+            codes[position] = code
+
+    def _make_sure(
+        self,
+        names: Sequence[str],
+        locs: Pages,
+        trailers: Pages | None,
+        codes: list[int],
+        unfinished: Collection[int],
     ) -> None:
         """Make sure of puts that may have been answered without storing; corrects ``codes`` in place.
 

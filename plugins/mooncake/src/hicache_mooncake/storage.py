@@ -70,9 +70,10 @@ class MooncakeStore(HiCacheStorage):
         self._names = Names(config.namespace.qualify(""), NAME_SUFFIX if options.checksum else "")
         self._known = KnownKeys()
         self._client: Client | None = None
-        self._reader: Reader | None = None
-        self._writer: Writer | None = None
-        self._remover: Remover | None = None
+        #: Made by open() and rebind(); verbs inside the gate have them.
+        self._reader: Reader
+        self._writer: Writer
+        self._remover: Remover
         self._closes_at_exit: Any = None
 
     # The beginning and the end.
@@ -180,20 +181,20 @@ class MooncakeStore(HiCacheStorage):
             self._check(keys, locs, writes_slots=True)
             if not keys:
                 return []
-            return self._opened(self._reader).read(keys, locs)
+            return self._reader.read(keys, locs)
 
     def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         with self._gate:
             self._check(keys, locs)
             if not keys:
                 return []
-            return self._opened(self._writer).write(keys, locs)
+            return self._writer.write(keys, locs)
 
     def batch_remove(self, keys: Sequence[str]) -> list[Status]:
         with self._gate:
             if not keys:
                 return []
-            codes = self._opened(self._remover).remove(self._names.of(keys))
+            codes = self._remover.remove(self._names.of(keys))
             self._known.forget_bad(keys)
             return [OK if code == 0 else STATUS_OF_CODE.get(code, ERROR) for code in codes]
 
@@ -209,7 +210,7 @@ class MooncakeStore(HiCacheStorage):
             self._known.clear()
             if count < 0:
                 raise unavailable(count, "clear the namespace", self.options.master)
-            codes = self._opened(self._remover).remove(self._left())
+            codes = self._remover.remove(self._left())
             failed = [code for code in codes if code not in (0, OBJECT_NOT_FOUND, REPLICA_IS_NOT_READY)]
             if failed:
                 raise unavailable(min(failed), f"clear {len(failed)} pages", self.options.master)
