@@ -30,7 +30,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "cpu")]
 from vllm_model import make_model  # noqa: E402
 
 FLOOR = 4.0
-#: Idle OpenMP threads sleep, in every column: else they keep both cores from the store's threads and its server.
+#: Idle OpenMP threads sleep, in every column; awake, they keep both cores from the store and its server.
 WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 WORDS = ("value", "price", "count", "depth", "width", "speed")
 
