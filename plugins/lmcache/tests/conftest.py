@@ -68,6 +68,35 @@ def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Opener]:
         yield open_one
 
 
+@pytest.fixture
+def machine() -> Iterator[Any]:
+    """Make machines whose caches share an LMCache engine when their names are one."""
+    from .machines import LMCRadixCache, Machine
+
+    from hicache_engine import PageAllocator  # isort: skip
+
+    with ExitStack() as after:
+
+        def make(
+            name: str, kind: str = "mha", page: int = 4, chunk: int = 16, pages: int = 64, **more: Any
+        ) -> tuple[Machine, LMCRadixCache]:
+            it = Machine(kind, page, pages)
+            options = {"cpu_nbytes": 64 << 20, **more}
+            cache = LMCRadixCache(PageAllocator(pages), page, it.pools(), name, chunk_tokens=chunk, **options)
+            after.callback(cache.close, 10.0)
+            return it, cache
+
+        yield make
+
+
+@pytest.fixture
+def name() -> str:
+    """Give a namespace that no other test has."""
+    from .machines import NAMES
+
+    return f"ns{next(NAMES)}"
+
+
 def a_pool(pages: int = 8, nbytes: int = 4096, **changes: Any) -> HostPool:
     """Give a pool whose page i is filled with i + 1."""
     fields: dict[str, Any] = {"shard": "whole", "byte_order": "page_first", "format": "bf16"} | changes

@@ -2,109 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from hicache_core.errors import InvalidArgument
 
-from .conftest import needed
+from .machines import LAYERS, clean, references, serve, torch
 
-needed("hicache_engine")
-needed("lmcache")
-torch: Any = needed("torch")
-
-from hicache_engine import PageAllocator, RadixCache, Request  # noqa: E402
-from hicache_lmcache.layers import LayerPools, chunk_hash  # noqa: E402
-from hicache_lmcache.radix import LMCRadixCache  # noqa: E402
-
-LAYERS, HEADS, DIM, LATENT = 3, 2, 16, 48
-_NAMES = iter(range(1 << 30))
-
-
-@dataclass
-class Machine:
-    """An engine's memory and a cache over it."""
-
-    kind: str
-    page: int
-    pages: int
-    layers: list[Any] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        slots = self.page * self.pages
-        shape = (slots, HEADS, DIM) if self.kind == "mha" else (slots, 1, LATENT)
-        count = 2 * LAYERS if self.kind == "mha" else LAYERS
-        self.layers = [torch.randn(shape, dtype=torch.float32).to(torch.bfloat16) for _ in range(count)]
-
-    def pools(self) -> LayerPools:
-        if self.kind == "mha":
-            return LayerPools.of_mha(self.layers[:LAYERS], self.layers[LAYERS:])
-        return LayerPools.of_mla(self.layers)
-
-    def bytes_of(self, pages: list[int]) -> list[Any]:
-        """Every layer's rows of these pages."""
-        slots = [page * self.page + at for page in pages for at in range(self.page)]
-        return [layer[slots].clone() for layer in self.layers]
-
-
-Made = tuple[Machine, LMCRadixCache]
-
-
-@pytest.fixture
-def machine() -> Iterator[Any]:
-    """Make machines whose caches share an LMCache engine when their names are one."""
-    with ExitStack() as after:
-
-        def make(
-            name: str, kind: str = "mha", page: int = 4, chunk: int = 16, pages: int = 64, **more: Any
-        ) -> Made:
-            it = Machine(kind, page, pages)
-            cache = LMCRadixCache(
-                PageAllocator(pages), page, it.pools(), name, chunk_tokens=chunk, cpu_nbytes=64 << 20, **more
-            )
-            after.callback(cache.close, 10.0)
-            return it, cache
-
-        yield make
-
-
-@pytest.fixture
-def name() -> str:
-    return f"ns{next(_NAMES)}"
-
-
-def serve(cache: LMCRadixCache, tokens: list[int], key: str | None = None) -> tuple[int, list[int]]:
-    """Serve a request the way an engine does; return how many pages were there, and all of them."""
-    match = cache.match_prefix(tokens, key)
-    whole = match.load is None or all(match.load.wait_until(layer) for layer in range(LAYERS))
-    found = match if whole else cache.drop_load(match)
-    cache.lock(found.node)
-    need = len(tokens) // cache.page_tokens - len(found.pages)
-    if cache.allocator.available < need:
-        cache.evict(need - cache.allocator.available)
-    fresh = cache.allocator.take(need)
-    assert fresh is not None
-    request = Request(tokens, key, found.pages + fresh, found.node)
-    cache.cache_finished_req(request)
-    return len(found.pages), cache._match(tokens, key).pages
-
-
-def clean(cache: LMCRadixCache) -> tuple[int, int, int, int]:
-    """Pending work, locked pages, LMCache's pins, pages that are neither free nor in the tree."""
-    assert cache.settle(10.0)
-    lost = cache.allocator.num_pages - cache.allocator.available - cache.total_pages
-    return cache.pending, cache.locked_pages, cache._store.pinned, lost
-
-
-def references(cache: LMCRadixCache) -> set[tuple[int, bool]]:
-    """(references, pinned) of everything in LMCache's memory: one each, held by it, when nothing leaks."""
-    backend = cache._store._shared.engine.storage_manager.storage_backends["LocalCPUBackend"]
-    return {(memory.get_ref_count(), bool(memory.is_pinned)) for memory in backend.hot_cache.values()}
+from hicache_engine import RadixCache, Request  # isort: skip
+from hicache_lmcache.engines import chunk_hash  # isort: skip
 
 
 @pytest.mark.parametrize("kind", ["mha", "mla"])
@@ -177,9 +87,27 @@ def test_extra_keys_never_meet(machine: Any, name: str) -> None:
     serve(first, tokens, "adapter@one%")
     assert first.settle(10.0)
     assert [len(second.match_prefix(tokens, key).pages) for key in (None, "adapter two")] == [0, 0]
-    match = second.match_prefix(tokens, "adapter@one%")
-    assert len(match.pages) == 8
-    second.drop_load(match)
+
+
+@pytest.mark.parametrize("keys", [["adapter@one%"], ["adapter@one%", None], [None, "adapter@one%"]], ids=str)
+def test_a_prefix_under_an_extra_key_is_loaded_as_it_was(
+    machine: Any, name: str, keys: list[str | None]
+) -> None:
+    """LMCache has to be told the key at each step: without it a load brings nothing, and ends well."""
+    tokens, stored = list(range(32)), {}
+    for key in keys:
+        stored[key] = machine(name)
+        serve(stored[key][1], tokens, key)
+        assert stored[key][1].settle(10.0)
+    two, second = machine(name)
+    for key, (one, first) in stored.items():
+        match = second.match_prefix(tokens, key)
+        assert match.load is not None
+        assert [match.load.wait_until(layer) for layer in range(LAYERS)] == [True] * LAYERS
+        wanted = one.bytes_of(first._match(tokens, key).pages)
+        assert all(torch.equal(a, b) for a, b in zip(two.bytes_of(match.pages), wanted, strict=True))
+        second.drop_load(match)
+    assert (clean(second), references(second)) == ((0, 0, 0, 0), {(1, False)})
 
 
 def test_another_identity_never_hits(machine: Any, name: str) -> None:
@@ -225,9 +153,9 @@ def test_eviction_waits_for_a_store_in_flight(
     _, cache = machine(name)
     go, real = threading.Event(), cache._store.store
 
-    def slow(*arguments: Any) -> None:
+    def slow(*arguments: Any) -> Any:
         assert go.wait(10)
-        real(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(cache._store, "store", slow)
     serve(cache, list(range(64)))
@@ -354,8 +282,6 @@ def test_a_chunk_is_a_whole_number_of_pages(machine: Any, name: str) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_requests_leave_no_lock_slot_or_thread(machine: Any, name: str) -> None:
-    import random
-
     before = {thread.name for thread in threading.enumerate()}
     _, cache = machine(name, pages=48)
     running = threading.active_count()

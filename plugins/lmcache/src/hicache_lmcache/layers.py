@@ -1,10 +1,17 @@
 """LayerStore: an engine's KV, layer by layer, in LMCache.
 
-What LMCache's LayerwiseConnector does, on the same LMCacheEngine, with three
-differences that a cache for production needs: generators run to their end, or
-references and pins stay for ever; a store that fails says so; and several
-instances in a process share an engine where their keys may meet, and only there,
-while each keeps the tables of its own memory.
+What LMCache's LayerwiseConnector does, on the same LMCacheEngine (engines.py),
+with differences that a cache for production needs:
+
+- Generators run to their end, or are given up; references and pins never stay.
+- A load is one only if LMCache brought every chunk of every layer that it had
+  promised. It says nothing where it brings fewer, and the slots keep what was
+  in them before.
+- Pins are taken for whole chunks only: LMCache's lookup also pins the layers of a
+  chunk that lacks others, and forgets that it did.
+- A chunk of which only some layers are left is removed, or LMCache, which looks
+  at the first layer, would never store it again.
+- What was stored is asked for afterwards, since LMCache does not tell.
 
 Facts: lmcache 0.5.6, ``integration/sglang/sglang_adapter.py``,
 ``v1/cache_engine.py`` (retrieve_layer, store_layer, lookup),
@@ -14,18 +21,14 @@ Facts: lmcache 0.5.6, ``integration/sglang/sglang_adapter.py``,
 from __future__ import annotations
 
 import hashlib
-import importlib
-import threading
 import uuid
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hicache_core.errors import BackendDependencyMissing, BackendUnavailable, InvalidPages
-from hicache_lmcache.native import hush
+from hicache_core.errors import BackendUnavailable, InvalidPages
+from hicache_lmcache.engines import SharedEngine, free_orphans, leave, load
 
-_INSTALL = "Run: pip install 'hicache-lmcache[lmcache,engine]'"
 #: The longest wait for a layer that is not wanted any more.
 _SETTLE_S = 5.0
 
@@ -76,7 +79,9 @@ class LayerPools:
 class Loading:
     """One prefix on its way out of LMCache; for one thread at a time."""
 
-    def __init__(self, store: LayerStore, generator: Any, lookup_id: str, num_tokens: int) -> None:
+    def __init__(
+        self, store: LayerStore, generator: Any, lookup_id: str, num_tokens: int, offset: int
+    ) -> None:
         #: Tokens of the prefix that LMCache holds, as far as they were asked for.
         self.num_tokens = num_tokens
         self.layers_done = 0
@@ -85,30 +90,48 @@ class Loading:
         self._store = store
         self._generator = generator
         self._lookup_id = lookup_id
+        self._wanted = num_tokens - offset
         self._held: list[Any] = []
 
     def step(self) -> None:
-        """Load the next layer; after the last one let go of everything. Raises whatever LMCache raised."""
+        """Load the next layer; after the last one let go of everything.
+
+        Raises: BackendUnavailable: LMCache brought less than it had promised; whatever LMCache raised.
+        """
         with self._store.native:
-            coming = None
+            coming = None  # what was asked of a store, and may hold references that nobody has counted
             try:
                 if not self.layers_done:
-                    next(self._generator)
-                    self._held = self._local("to_count_down", [])
-                coming = self._local("task", None)
+                    promised = next(self._generator)
+                    self._held, coming = self._local("to_count_down", []), self._local("task", None)
+                    self._is_whole("tokens", 0 if promised is None else int(promised), self._wanted)
+                arriving = coming = self._local("task", None)
                 next(self._generator)
+                last = self.layers_done + 1 == self._store.pools.num_layers
+                if last:  # LMCache has given everything back
+                    self._held, coming = [], None
+                else:
+                    coming = self._local("task", None)
+                brought = arriving.result(_SETTLE_S) if arriving is not None else ()
+                self._is_whole("chunks", len(brought), self._wanted // self._store.chunk_tokens)
                 self.layers_done += 1
-                if self.layers_done == self._store.pools.num_layers:
-                    self._let_go(whole=True, coming=None)
+                if last:
+                    self._let_go(coming)
             except BaseException:
-                self._let_go(whole=False, coming=coming)
+                self._let_go(coming)
                 raise
 
     def abandon(self) -> None:
         """Load no further layer and let go of everything."""
         with self._store.native:
             if not self.ended:
-                self._let_go(whole=False, coming=self._local("task", None) if self.layers_done else None)
+                self._let_go(self._local("task", None) if self.layers_done else None)
+
+    def _is_whole(self, what: str, brought: int, wanted: int) -> None:
+        if brought != wanted:
+            raise BackendUnavailable(
+                f"loading layer {self.layers_done} from LMCache", value=f"{brought} {what} of {wanted} came"
+            )
 
     def _local(self, name: str, default: Any) -> Any:
         """Look at a variable of LMCache's generator: what it must give back is known nowhere else."""
@@ -118,21 +141,22 @@ class Loading:
             frame = getattr(inner, "gi_frame", None)
         return default if frame is None else frame.f_locals[name]
 
-    def _let_go(self, *, whole: bool, coming: Any) -> None:
+    def _let_go(self, coming: Any) -> None:
         """Do what LMCache does at the end of a load, which it reaches for no SGLang connector (it raises
         StopIteration there), and for none that failed or was given up.
+
+        Pins are the lookup's alone: to undo one for each object, as LMCache does for those that its local
+        disk pinned, would undo another load's.
         """
         self.ended = True
         self._generator.close()
         held = list(self._held)
         if coming is not None:  # asked of its store already, for the next layer
-            arrived = _arrived(coming)
-            held += [memory for memory in arrived if not any(memory is other for other in held)]
+            held += [
+                memory for memory in _arrived(coming) if not any(memory is other for other in self._held)
+            ]
         for memory in held:
-            if not whole:
-                memory.ref_count_down()
-            if memory.is_pinned:
-                memory.unpin()
+            memory.ref_count_down()
         self._held = []
         self._store.unpin(self._lookup_id)
 
@@ -145,24 +169,15 @@ def _arrived(coming: Any) -> list[Any]:
 
 
 class LayerStore:
-    """One instance's view of an LMCache engine.
+    """One instance's view of an LMCache engine; made by ``open_layers`` (opening.py)."""
 
-    Args:
-        namespace: whose KV this is; part of every key.
-        chunk_tokens: LMCache's chunk.
-        cpu_nbytes: LMCache's memory, for all instances that share the engine.
-    """
-
-    def __init__(
-        self, pools: LayerPools, namespace: str, *, chunk_tokens: int, cpu_nbytes: int, remote_url: str = ""
-    ) -> None:
+    def __init__(self, pools: LayerPools, shared: SharedEngine) -> None:
         self.pools = pools
-        self.chunk_tokens = chunk_tokens
-        self._torch = _import("torch")
-        self._shared = _join(_describe(pools, namespace, chunk_tokens, cpu_nbytes, remote_url))
-        #: LMCache's engine is for one thread at a time; held for one layer, never for a whole prefix.
-        self.native = self._shared.native
-        self._tables = self._shared.make_tables()
+        self.chunk_tokens = shared.key.chunk_tokens
+        self.native = shared.native
+        self._torch = load("torch")
+        self._shared = shared
+        self._tables = shared.make_tables()
 
     def begin_load(
         self,
@@ -182,32 +197,40 @@ class LayerStore:
         """
         engine, lookup_id = self._shared.engine, f"hicache-{uuid.uuid4()}"
         with self.native:
+            free_orphans()
             ids, tags = self._tensor(tokens), _tags(extra_key)
+            held = int(engine.lookup(ids, request_configs=tags))
+            found = lowest_common(held) // self.chunk_tokens * self.chunk_tokens
+            if found <= offset:
+                return None
             try:
-                held = int(engine.lookup(ids, lookup_id=lookup_id, pin=True, request_configs=tags))
-                found = lowest_common(held) // self.chunk_tokens * self.chunk_tokens
+                pinned = engine.lookup(ids[:found], lookup_id=lookup_id, pin=True, request_configs=tags)
+                if int(pinned) != found:
+                    raise BackendUnavailable("looking a prefix up in LMCache", value=f"{pinned}, was {found}")
+                mask = self._torch.ones(found, dtype=self._torch.bool)
+                mask[:offset] = False
+                engine.gpu_connector = self._tables
+                generator = engine.retrieve_layer(
+                    ids[:found],
+                    mask=mask,
+                    slot_mapping=self._rows(slots[:found]),
+                    offset=offset,
+                    request_configs=tags,
+                    **self._memory(),
+                )
+                return Loading(self, generator, lookup_id, found, offset)
             except BaseException:
                 self.unpin(lookup_id)
                 raise
-            if found <= offset:
-                self.unpin(lookup_id)
-                return None
-            mask = self._torch.ones(found, dtype=self._torch.bool)
-            mask[:offset] = False
-            engine.gpu_connector = self._tables
-            generator = engine.retrieve_layer(
-                ids[:found],
-                mask=mask,
-                slot_mapping=self._rows(slots[:found]),
-                offset=offset,
-                **self._memory(),
-            )
-            return Loading(self, generator, lookup_id, found)
 
-    def store(self, tokens: Sequence[int], slots: Sequence[int], extra_key: str | None = None) -> None:
-        """Store the whole chunks of a prefix that LMCache lacks; raises whatever LMCache raised."""
-        engine = self._shared.engine
+    def store(self, tokens: Sequence[int], slots: Sequence[int], extra_key: str | None = None) -> int:
+        """Store the whole chunks of a prefix that LMCache lacks; give how many tokens of it LMCache holds.
+
+        Raises: whatever LMCache raised.
+        """
+        engine, tags = self._shared.engine, _tags(extra_key)
         with self.native:
+            free_orphans()
             engine.gpu_connector = self._tables
             ids = self._tensor(tokens)
             mask = self._torch.ones_like(ids, dtype=self._torch.bool)
@@ -216,11 +239,25 @@ class LayerStore:
                 mask=mask,
                 slot_mapping=self._rows(slots),
                 offset=0,
-                request_configs=_tags(extra_key),
+                request_configs=tags,
                 **self._memory(),
             )
-            for _ in layers:
-                pass
+            held = 0
+            try:
+                for _ in layers:
+                    pass
+                held = int(engine.lookup(ids, request_configs=tags))
+                return held
+            finally:
+                if held < len(tokens):
+                    self._remove_halves(ids, tags)
+
+    def forget(self, tokens: Sequence[int], extra_key: str | None = None) -> None:
+        """Remove a prefix's chunks from all of LMCache's stores."""
+        with self.native:
+            for layers in self._chunks(self._tensor(tokens), _tags(extra_key)):
+                for key in layers:
+                    self._shared.engine.storage_manager.remove(key)
 
     def unpin(self, lookup_id: str) -> None:
         """Undo a lookup's pins; ``native`` is held."""
@@ -238,7 +275,21 @@ class LayerStore:
 
     def close(self) -> None:
         """Leave the engine; the last one to leave ends it."""
-        _leave(self._shared)
+        leave(self._shared)
+
+    def _chunks(self, ids: Any, tags: dict[str, str]) -> Iterator[list[Any]]:
+        """Give each whole chunk's keys, one a layer."""
+        engine = self._shared.engine
+        for _, _, key in engine.token_database.process_tokens(tokens=ids, request_configs=tags):
+            yield key.split_layers(self.pools.num_layers)
+
+    def _remove_halves(self, ids: Any, tags: dict[str, str]) -> None:
+        stores = self._shared.engine.storage_manager
+        for layers in self._chunks(ids, tags):
+            there = [key for key in layers if stores.contains(key)]
+            if len(there) < len(layers):
+                for key in there:
+                    stores.remove(key)
 
     def _memory(self) -> dict[str, Any]:
         return {"kvcaches": [self.pools.keys, self.pools.values], "sync": False}
@@ -257,132 +308,3 @@ def _tags(extra_key: str | None) -> dict[str, str]:
     if extra_key is None:
         return {}
     return {"lmcache.tag.extra": hashlib.sha256(extra_key.encode()).hexdigest()[:32]}
-
-
-def chunk_hash(link: tuple[int, tuple[int, ...], tuple[object, ...]]) -> int:
-    """Hash a chunk of tokens and its prefix's hash to 128 bits of SHA-256.
-
-    LMCache's own choice without vLLM is Python's ``hash``: 64 bits that can be
-    made to collide by whoever chooses the tokens, and then one user is given
-    another's KV.
-    """
-    prefix, tokens, _ = link
-    text = prefix.to_bytes(16, "little") + array("q", tokens).tobytes()
-    return int.from_bytes(hashlib.sha256(text).digest()[:16], "little")
-
-
-class _Shared:
-    """One LMCacheEngine and its users."""
-
-    def __init__(self, key: tuple[Any, ...], config: Any, metadata: Any, modules: dict[str, Any]) -> None:
-        self.key = key
-        self.users = 0
-        self.native = threading.Lock()
-        self._modules = modules
-        self._config, self._metadata = config, metadata
-        self._name = f"hicache-{uuid.uuid4()}"
-        builder = modules["engine"].LMCacheEngineBuilder
-        utils = modules["utils"]
-        # Telemetry is on by default, its switch a variable of the environment, which is not ours to change.
-        for module in (modules["usage"], modules["usage_later"]):
-            module.is_usage_tracking_enabled = lambda: False
-        self.engine: Any = builder.get_or_create(
-            self._name,
-            config,
-            metadata,
-            self.make_tables(),
-            utils.mock_up_broadcast_fn,
-            utils.mock_up_broadcast_object_fn,
-        )
-        self.engine.token_database.hash_func = chunk_hash
-        self.engine.post_init()
-
-    def make_tables(self) -> Any:
-        """Make what LMCache calls a GPU connector: it remembers the memory of the last call."""
-        kind = self._modules["utils"].EngineType.SGLANG
-        return self._modules["connector"].CreateGPUConnector(self._config, self._metadata, kind)
-
-    def close(self) -> None:
-        self._modules["engine"].LMCacheEngineBuilder.destroy(self._name)
-
-
-_lock = threading.Lock()
-_engines: dict[tuple[Any, ...], _Shared] = {}
-
-
-def _describe(
-    pools: LayerPools, namespace: str, chunk_tokens: int, cpu_nbytes: int, remote_url: str
-) -> tuple[Any, ...]:
-    layer = pools.keys[0]
-    heads, width = int(layer.shape[-2]), int(layer.shape[-1])
-    place = (str(layer.device), layer.dtype)
-    return (namespace, pools.num_layers, heads, width, *place, chunk_tokens, cpu_nbytes, remote_url)
-
-
-def _join(key: tuple[Any, ...]) -> _Shared:
-    with _lock:
-        shared = _engines.get(key)
-        if shared is None:
-            shared = _engines[key] = _make(key)
-        shared.users += 1
-        return shared
-
-
-def _leave(shared: _Shared) -> None:
-    with _lock:
-        shared.users -= 1
-        if not shared.users:
-            del _engines[shared.key]
-            shared.close()
-
-
-def _make(key: tuple[Any, ...]) -> _Shared:
-    namespace, layers, heads, width, device, dtype, chunk_tokens, cpu_nbytes, remote_url = key
-    names = {
-        "engine": "lmcache.v1.cache_engine",
-        "config": "lmcache.v1.config",
-        "metadata": "lmcache.v1.metadata",
-        "connector": "lmcache.v1.gpu_connector",
-        "utils": "lmcache.utils",
-        "usage": "lmcache.usage_telemetry.context",
-        "usage_later": "lmcache.usage_telemetry.continuous",
-    }
-    hush()
-    modules = {name: _import(module) for name, module in names.items()}
-    hush()
-    settings: dict[str, Any] = {
-        "chunk_size": chunk_tokens,
-        "local_cpu": True,
-        "max_local_cpu_size": cpu_nbytes / (1 << 30),
-        "use_layerwise": True,
-        "py_enable_gc": True,  # or LMCache switches the interpreter's garbage collection off
-    }
-    settings |= {"remote_url": remote_url} if remote_url else {}
-    try:
-        config = modules["config"].LMCacheEngineConfig.from_dict(settings)
-        config.validate()
-        rank = int(device.partition(":")[2] or 0)
-        metadata = modules["metadata"].LMCacheMetadata(
-            model_name=f"hicache-{namespace}",
-            world_size=1,
-            local_world_size=1,
-            worker_id=0,
-            local_worker_id=rank,
-            kv_dtype=dtype,
-            kv_shape=(layers, 2, chunk_tokens, heads, width),
-            use_mla=False,
-        )
-        return _Shared(key, config, metadata, modules)
-    except (RuntimeError, ValueError, TypeError, OSError, AssertionError) as error:
-        raise BackendUnavailable(
-            "starting LMCache's engine",
-            value=f"{type(error).__name__}: {error}",
-            remedy="Check chunk_tokens, cpu_nbytes and remote_url.",
-        ) from error
-
-
-def _import(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise BackendDependencyMissing("lmcache", str(error.name), remedy=_INSTALL) from error

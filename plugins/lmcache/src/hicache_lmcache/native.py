@@ -164,7 +164,7 @@ def adapter_maker(options: LMCacheOptions, namespace: str, folder: str) -> Calla
 
     Raises: BackendDependencyMissing, BackendIncompatible.
     """
-    _check_version()
+    check_version()
     hush()
     try:
         api = importlib.import_module("lmcache.v1.distributed.api")
@@ -216,7 +216,11 @@ def model_name(namespace: str) -> str:
     return f"hicache-{namespace}"
 
 
-def _check_version() -> None:
+def check_version() -> None:
+    """Refuse versions of LMCache that are not known.
+
+    Raises: BackendDependencyMissing, BackendIncompatible.
+    """
     try:
         found = version("lmcache")
     except Exception as error:

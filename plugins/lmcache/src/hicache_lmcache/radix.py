@@ -33,7 +33,8 @@ from hicache_core.errors import InvalidArgument
 from hicache_core.notices import Notices
 from hicache_engine.allocator import PageAllocator
 from hicache_engine.radix import FinishedRequest, Match, Node, RadixCache
-from hicache_lmcache.layers import LayerPools, LayerStore, Loading
+from hicache_lmcache.layers import LayerPools, Loading
+from hicache_lmcache.opening import open_layers
 from hicache_lmcache.streams import Stream, Ticket, stream_for
 
 #: LMCache's own default of ``max_local_cpu_size`` is 5 GiB.
@@ -134,6 +135,9 @@ class LayerCounters:
 
     loaded_tokens: int = 0
     stored_tokens: int = 0
+    """Tokens of finished requests that LMCache held afterwards, which it was asked."""
+    unstored_tokens: int = 0
+    """Tokens that it did not, though nothing failed: its memory is small, or it is ill."""
     failed_loads: int = 0
     failed_stores: int = 0
 
@@ -172,7 +176,7 @@ class LMCRadixCache(RadixCache):
                 remedy=f"Choose a multiple of {page_tokens}.",
             )
         self.counters = LayerCounters()
-        self._store = LayerStore(
+        self._store = open_layers(
             pools, namespace, chunk_tokens=chunk_tokens, cpu_nbytes=cpu_nbytes, remote_url=remote_url
         )
         device = str(pools.keys[0].device)
@@ -181,7 +185,7 @@ class LMCRadixCache(RadixCache):
         self._timeout_s = timeout_s
         self._lowest_common = lowest_common
         self._notices = Notices()
-        self._storing: deque[tuple[Ticket, Node, int]] = deque()
+        self._storing: deque[tuple[Ticket, Node, int, list[int]]] = deque()
         self._in_flight: list[tuple[Load, Node]] = []
 
     # Verbs.
@@ -261,10 +265,11 @@ class LMCRadixCache(RadixCache):
     def poll(self) -> None:
         """Unlock what was stored and loaded, and free what was dropped, as far as LMCache is done with it."""
         while self._storing and self._storing[0][0].done.is_set():
-            ticket, node, tokens = self._storing.popleft()
+            ticket, node, tokens, held = self._storing.popleft()
             self.unlock(node)
             if ticket.error is None:
-                self.counters.stored_tokens += tokens
+                self.counters.stored_tokens += sum(held)
+                self.counters.unstored_tokens += tokens - sum(held)
             else:
                 self.counters.failed_stores += 1
                 self._notices.warn("lmcache store", type(ticket.error).__name__, repr(ticket.error))
@@ -288,7 +293,7 @@ class LMCRadixCache(RadixCache):
         deadline = time.monotonic() + timeout_s
         while True:
             self.poll()
-            waiting = [ticket for ticket, _, _ in self._storing]
+            waiting = [ticket for ticket, *_ in self._storing]
             waiting += [load.last for load, _ in self._in_flight if load.last is not None]
             if not waiting or time.monotonic() >= deadline:
                 return not self.pending
@@ -343,8 +348,9 @@ class LMCRadixCache(RadixCache):
             return
         self.lock(match.node)
         chosen, slots = list(tokens[:count]), self._slots(match.pages)[:count]
-        ticket = self._stores.submit(lambda: self._store.store(chosen, slots, extra_key))
-        self._storing.append((ticket, match.node, count))
+        held: list[int] = []
+        ticket = self._stores.submit(lambda: held.append(self._store.store(chosen, slots, extra_key)))
+        self._storing.append((ticket, match.node, count, held))
 
     def _slots(self, pages: Sequence[int]) -> list[int]:
         size = self.page_tokens
