@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from hicache_aibrix import library as library_module
-from hicache_core import HiCacheStorage, Shard, Status
+from hicache_core import HiCache, HiCacheStorage, Identity, Placement, Shard, Status
 
-from .conftest import Opener, a_pool, first_bytes
+from .conftest import Opener, a_pool, first_bytes, needed
 
 OK, MISS, CORRUPT = Status.OK, Status.MISS, Status.CORRUPT
 KINDS = ["rocksdb", "shfs"]
@@ -122,6 +122,58 @@ def test_a_batch_that_the_library_trips_over_is_told_page_by_page(
     keys = keys_of(pool, "a", "b", "c")
     assert storage.batch_set(keys, pool.pages(range(3))) == [OK, Status.NO_SPACE, OK]
     assert storage.batch_contains(keys) == [OK, MISS, OK]
+
+
+def figures(library: Any) -> list[Any]:
+    """Give the library's metrics of one verb each, of its manager and of its second level."""
+    metrics = library._manager.metrics
+    return [
+        getattr(level, f"{verb}_metrics")
+        for level in (metrics.mgr, metrics.l2)
+        for verb in ("get", "put", "exists", "acquire", "allocate")
+    ]
+
+
+def test_c16_the_librarys_metrics_do_not_grow(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps lists with entries for each call, for ever; SGLang's backend emptied them on each get."""
+    monkeypatch.setattr(library_module, "_CALLS_MEASURED", 10)
+    pool = a_pool(1)
+    storage: Any = opened(pool, "shfs")
+    keys = keys_of(pool, "a")
+    for _ in range(35):
+        assert storage.batch_exists(keys) == 0
+    held = [
+        value
+        for metrics in figures(storage._library)
+        for value in vars(metrics).values()
+        if type(value) is list
+    ]
+    assert max(map(len, held)) <= 10
+    assert sum(metrics.num_ops for metrics in figures(storage._library)) == 2 * 35
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hicache_counts_what_the_librarys_metrics_count(kind: str, tmp_path: Path) -> None:
+    """Pages stored, hit and missed: the library's tokens, for a block has one here."""
+    needed("aibrix_kvcache")
+    pool = a_pool(6)
+    options = {"root": str(tmp_path), "backend": kind}
+    with HiCache.open(
+        "aibrix",
+        identity=Identity.for_tests(),
+        placement=Placement(),
+        pools=[pool],
+        options=options,
+        strict=True,
+    ) as cache:
+        assert cache.set(["a", "b"], pool.pages([0, 1])) == [OK, OK]
+        assert cache.get(["a", "b", "c"], pool.pages([2, 3, 4])) == [OK, OK, MISS]
+        (library,) = library_module._open.values()
+        theirs, ours = library._manager.metrics.l2, cache.stats().verbs
+        assert (theirs.num_tokens_hit, theirs.num_tokens_miss) == (2, 1)
+        assert (ours["get"].statuses[OK], ours["get"].statuses[MISS]) == (2, 1)
+        assert (sum(theirs.put_metrics.num_tokens), ours["set"].statuses[OK]) == (2, 2)
+        assert (theirs.get_metrics.num_ops, ours["get"].calls) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

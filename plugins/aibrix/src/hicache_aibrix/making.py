@@ -117,6 +117,9 @@ def settings_of(options: AibrixOptions, namespace: str, timeout_s: float) -> dic
         "L2_CACHE_NUM_ASYNC_WORKERS": options.workers,
         "META_SERVICE_BACKEND": "",
         "PROFILING_ENABLED": False,
+        # HiCache measures each call; the library keeps every figure in a list (library.py bounds the others).
+        "TIME_MEASUREMENT_ENABLED": False,
+        "BREAKDOWN_MEASUREMENT_ENABLED": False,
         "ROCKSDB_ROOT": options.root,
         "ROCKSDB_TTL_S": options.ttl_s,
         "ROCKSDB_WRITE_BUFFER_SIZE": options.write_buffer,
