@@ -549,6 +549,19 @@ def test_pages_are_sliced_never_indexed(loose: bool) -> None:
         list(pages)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("indices", [[], [5], [2, 3, 4], [4, 3, 2], [0, 2, 4], [3, 3], [1, 2, 2, 3]])
+def test_addresses_follow_the_indices_whatever_their_order(indices: list[int]) -> None:
+    pool = HostPool(a_component(16), (Segment(1 << 20, 64, 16),), 6, device="elsewhere")
+    pages = pool.pages(indices)
+    wanted = ([(1 << 20) + 64 * i for i in indices], [16] * len(indices))
+    assert (pages.addresses(), pages.addresses()) == (wanted, wanted)
+
+
+def test_the_only_page_of_a_pool_needs_no_stride() -> None:
+    pool = HostPool(a_component(16), (Segment(1 << 20, 0, 16),), 1, device="elsewhere")
+    assert pool.pages([0]).addresses() == ([1 << 20], [16])
+
+
 def test_a_pool_is_compared_by_identity() -> None:
     component = a_component(64)
     a, b = a_pool(component=component), a_pool(component=component)

@@ -218,7 +218,10 @@ class Pages:
         raise NotImplementedError
 
     def addresses(self) -> tuple[list[int], list[int]]:
-        """Give every segment's address and size as two flat lists, segment-minor."""
+        """Give every segment's address and size as two flat lists, segment-minor.
+
+        Of a pool's pages they are worked out once; whoever changes a list works on a copy.
+        """
         raise NotImplementedError
 
     def __getitem__(self, chosen: slice) -> Pages:
@@ -236,9 +239,10 @@ class Pages:
 
 
 class _PoolPages(Pages):
-    __slots__ = ()
+    __slots__ = ("_flat",)
 
     def __init__(self, pool: HostPool, indices: list[int]) -> None:
+        self._flat: tuple[list[int], list[int]] | None = None
         self.pool = pool
         self.component = pool.component
         self.indices = indices
@@ -262,14 +266,21 @@ class _PoolPages(Pages):
         return [base[first + shift : end + shift] for shift in shifts for first, end, _ in places]
 
     def addresses(self) -> tuple[list[int], list[int]]:
-        segments = self.pool.segments if self.pool is not None else ()
-        places = [(s.address, s.stride) for s in segments]
-        if len(places) == 1:
-            ((address, stride),) = places
-            starts = [address + stride * i for i in self.indices]
-        else:
-            starts = [address + stride * i for i in self.indices for address, stride in places]
-        return starts, [s.nbytes for s in segments] * len(self.indices)
+        if self._flat is None:
+            segments = self._owner().segments
+            self._flat = self._starts(segments), [s.nbytes for s in segments] * len(self.indices)
+        return self._flat
+
+    def _starts(self, segments: Sequence[Segment]) -> list[int]:
+        indices, count = self.indices, len(self.indices)
+        if len(segments) != 1:
+            places = [(s.address, s.stride) for s in segments]
+            return [address + stride * i for i in indices for address, stride in places]
+        address, stride = segments[0].address, segments[0].stride
+        first = indices[0] if count > 1 else 0
+        if count > 1 and indices == list(range(first, first + count)):  # in a row: two thirds of the price
+            return list(range(address + first * stride, address + (first + count) * stride, stride))
+        return [address + stride * i for i in indices]
 
     def __getitem__(self, chosen: slice) -> Pages:
         return _PoolPages(self._owner(), self.indices[_only_slice(chosen)])
