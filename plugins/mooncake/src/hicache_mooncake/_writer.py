@@ -64,7 +64,7 @@ class Writer:
         try:
             absent = self._known.take_absent(key_set)
             if alone and absent and not self._known.trouble:
-                return self._store(keys, locs, frozenset())
+                return self._store(keys, locs, (), self._names.of(keys))
             return self._set_unknown(keys, locs)
         finally:
             self._writers.release(key_set)
@@ -79,7 +79,10 @@ class Writer:
 
     def _set_unknown(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         """Ask which keys are there, replace what is bad, and store what is missing."""
-        codes = self._client.exist(self._names.of(keys))
+        names = self._names.of(keys)
+        codes = self._client.exist(names)
+        if codes.count(0) == len(codes):
+            return self._store(keys, locs, self._known.unfinished(keys), names)
         if min(codes) < 0:
             return [STATUS_OF_CODE.get(min(codes), ERROR)] * len(keys)
         present = [i for i, code in enumerate(codes) if code == 1]
@@ -92,7 +95,8 @@ class Writer:
         if missing:
             unfinished |= self._known.unfinished(keys)
             hang = {place for place, i in enumerate(missing) if i in unfinished}
-            stored = self._store([keys[i] for i in missing], locs.take(missing), hang)
+            part = [names[i] for i in missing]
+            stored = self._store([keys[i] for i in missing], locs.take(missing), hang, part)
             for position, status in zip(missing, stored, strict=True):
                 statuses[position] = status
         return statuses
@@ -116,9 +120,11 @@ class Writer:
         other = {i for i, size in zip(unsure, sizes, strict=True) if size is not None and size != wanted}
         return bad | other
 
-    def _store(self, keys: Sequence[str], locs: Pages, unfinished: Collection[int]) -> list[Status]:
+    def _store(
+        self, keys: Sequence[str], locs: Pages, unfinished: Collection[int], names: Sequence[str]
+    ) -> list[Status]:
         """Put pages; the usual case stands here, in one place, as in Reader.read."""
-        names, trailers, count = self._names.of(keys), self._trailers, len(keys)
+        trailers, count = self._trailers, len(keys)
         started = time.monotonic()
         if trailers is not None:
             with trailers.lent(count) as tails:

@@ -178,17 +178,15 @@ class MooncakeStore(HiCacheStorage):
 
     def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         with self._gate:
-            self._check(keys, locs, writes_slots=True)
-            if not keys:
-                return []
-            return self._reader.read(keys, locs)
+            if id(locs.pool) not in self._pools or len(keys) != len(locs.indices):  # without two frames
+                self._check(keys, locs, writes_slots=True)
+            return self._reader.read(keys, locs) if keys else []
 
     def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
         with self._gate:
-            self._check(keys, locs)
-            if not keys:
-                return []
-            return self._writer.write(keys, locs)
+            if id(locs.pool) not in self._pools or len(keys) != len(locs.indices):
+                self._check(keys, locs)
+            return self._writer.write(keys, locs) if keys else []
 
     def batch_remove(self, keys: Sequence[str]) -> list[Status]:
         with self._gate:
