@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hicache_conformance.command import check
+from hicache_conformance.report import headline
 
 ONE_CASE = ["--level", "core", "--match", "test_c3_set_then_get_gives_the_page", "--seed", "5"]
 
@@ -58,6 +59,23 @@ def test_command_a_failed_case_is_status_1_and_is_told_with_its_clause(tmp_path:
         "hicache.core",
         "failure",
     )
+
+
+@pytest.mark.parametrize(
+    ("detail", "line"),
+    [
+        ("levels/core.py:9: in test\n    f()\nE   assert 1 == 2\nE    +  where\n", "assert 1 == 2"),
+        (
+            "still running after 6 s: killed\nThread 1:\n  File x, line 3\noutput ends:\nE 12 at",
+            "still running after 6 s: killed",
+        ),
+        ("the budget of 15 s was spent", "the budget of 15 s was spent"),
+        ("", ""),
+    ],
+    ids=["assertion", "lost_with_stacks_and_output", "one_line", "nothing"],
+)
+def test_command_a_headline_is_what_was_wrong(detail: str, line: str) -> None:
+    assert headline(detail) == line
 
 
 @pytest.mark.parametrize(

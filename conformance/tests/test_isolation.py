@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hicache_conformance.calls import until
-from hicache_conformance.report import Report
+from hicache_conformance.report import Report, headline
 from hicache_conformance.runner import Plan, run
 
 
@@ -47,6 +47,7 @@ def test_isolation_a_crash_fails_its_case_and_the_next_one_runs() -> None:
         ("test_c3_ten_gets_of_one_page_give_it_each_time", "fail"),
     ]
     assert report.results[2].detail.startswith("its process died of SIGSEGV")
+    assert headline(report.results[2].detail) == "its process died of SIGSEGV"
 
 
 def test_isolation_an_exit_in_a_call_fails_its_case() -> None:

@@ -13,7 +13,7 @@ import click
 
 from hicache_conformance.cases import LEVELS
 from hicache_conformance.page import to_html
-from hicache_conformance.report import Report, Result, last_line, to_json, to_junit
+from hicache_conformance.report import Report, Result, headline, to_json, to_junit
 from hicache_conformance.runner import Plan, run
 from hicache_conformance.subject import kinds
 
@@ -90,7 +90,7 @@ def _tell(result: Result) -> None:
     if result.outcome == "fail":
         clauses = ", ".join(result.case.clauses)
         click.secho(f"fail {result.case.level}: {result.case.id} ({clauses})", fg="red")
-        click.echo(f"     {last_line(result.detail)}")
+        click.echo(f"     {headline(result.detail)}")
 
 
 def _write(report: Report, files: dict[str, Path | None]) -> None:
@@ -118,7 +118,7 @@ def _summarise(report: Report) -> None:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in report.counts(level).items() if count)
         click.echo(f"{level:10} {click.style(f'{verdict:12}', fg=_COLOURS.get(verdict))} {counts}")
     for reason in dict.fromkeys(r.detail for r in report.results if r.outcome == "not-run"):
-        click.echo(f"not run: {last_line(reason)}")
+        click.echo(f"not run: {headline(reason)}")
     words, _ = report.badge()
     click.echo(
         f"{report.description.get('distribution', '')}: {words}, {report.seconds:.0f} s, seed {report.seed}"

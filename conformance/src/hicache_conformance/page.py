@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 
 from hicache_conformance.cases import OUTCOMES
-from hicache_conformance.report import Report, Result, last_line
+from hicache_conformance.report import Report, Result, headline
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #c62828; --mute: #777; }
@@ -83,7 +83,7 @@ def _failures(report: Report) -> str:
         return ""
     entries = [
         f'<details><summary><span class="fail">{escape(r.case.id)}</span> {", ".join(r.case.clauses)}: '
-        f"{escape(last_line(r.detail))}</summary><pre>{escape(r.detail)}</pre></details>"
+        f"{escape(headline(r.detail))}</summary><pre>{escape(r.detail)}</pre></details>"
         for r in failed
     ]
     return f"<h2>Failures</h2>{''.join(entries)}"
@@ -103,7 +103,7 @@ def _cases(report: Report) -> str:
 
 
 def _row(result: Result) -> str:
-    note = f"<br>{escape(last_line(result.detail))}" if result.detail and result.outcome != "pass" else ""
+    note = f"<br>{escape(headline(result.detail))}" if result.detail and result.outcome != "pass" else ""
     return (
         f"<tr><td>{result.case.level}</td><td><code>{escape(result.case.id)}</code>{note}</td>"
         f"<td>{escape(', '.join(result.case.clauses))}</td>"

@@ -17,6 +17,9 @@ from hicache_conformance.cases import LEVELS, OUTCOMES, Case, Outcome
 #: Raised when a field changes its meaning or goes; new fields do not move it.
 SCHEMA = 1
 
+#: Between why a case was lost with its process, and the end of what the process had printed.
+OUTPUT_FOLLOWS = "\noutput ends:\n"
+
 Verdict = Literal["reached", "not reached", "unsupported"]
 
 
@@ -156,17 +159,21 @@ def _add_case(suite: ElementTree.Element, result: Result) -> None:
         time=f"{result.seconds:.3f}",
     )
     if result.outcome == "fail":
-        message = _xml(last_line(result.detail))
+        message = _xml(headline(result.detail))
         ElementTree.SubElement(case, "failure", message=message).text = _xml(result.detail)
     elif result.outcome != "pass":
         ElementTree.SubElement(case, "skipped", message=_xml(f"{result.outcome}: {result.detail}"))
 
 
-def last_line(text: str) -> str:
-    """Give the line that says what was wrong: the first of pytest's ``E`` lines, or the last one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+def headline(text: str) -> str:
+    """Give the line that says what was wrong: the first of pytest's ``E`` lines, or the first of all.
+
+    The first is that of a case that was lost with its process; its stacks and its output follow.
+    """
+    told, _, _ = text.partition(OUTPUT_FOLLOWS)
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
     marked = [line[1:].strip() for line in lines if line.startswith("E ")]
-    return (marked or lines[-1:] or [""])[0][:300]
+    return (marked or lines or [""])[0][:300]
 
 
 def _xml(text: str) -> str:

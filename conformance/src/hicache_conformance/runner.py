@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_conformance.cases import Case
-from hicache_conformance.report import Report, Result
+from hicache_conformance.report import OUTPUT_FOLLOWS, Report, Result
 
 #: For an interpreter, pytest and the backend's imports, on a busy machine; and for a harness to stop.
 _BETWEEN_CASES_S = 120.0
@@ -131,7 +131,7 @@ class _Supervisor:
             if reason and self._stacks and self._stacks.exists():
                 stacks = self._stacks.read_text(errors="replace")[-_TAIL_NBYTES:]
                 reason = f"{reason}\n{stacks}" if stacks else reason
-            return f"{reason}\noutput ends:\n{tail}" if reason and tail else reason
+            return f"{reason}{OUTPUT_FOLLOWS}{tail}" if reason and tail else reason
         finally:
             os.close(reader)
             if writer >= 0:
