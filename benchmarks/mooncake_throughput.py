@@ -227,6 +227,8 @@ class Raw:
         keys = self.component.keys([f"r{label}{i:049x}" for i in range(BATCH)])
         names = [self.prefix + key for key in keys]
         native, addresses, sizes = self.native, self.addresses, self.sizes
+        if asked:
+            assert native.batch_is_exist(names) == [0] * BATCH
         set_s, stored = timed(lambda: native.batch_put_from(names, addresses, sizes))
         get_s, got = timed(lambda: native.batch_get_into(names, addresses, sizes))
         assert stored == [0] * BATCH
