@@ -139,6 +139,52 @@ def test_a_value_that_vanishes_between_question_and_load_costs_one_adapter(
     assert storage.batch_set(keys, pool.pages([0, 1])) == [OK, OK]
 
 
+def test_c6_sizes_are_found_where_scripts_are_forbidden(opened: Opener, redis: RedisServer) -> None:
+    pool = a_pool(3)
+    storage: Any = opened(pool, "resp")
+    keys = keys_of(pool, "a", "absent", "c")
+    assert storage.batch_set([keys[0], keys[2]], pool.pages([0, 2])) == [OK, OK]
+    client = storage._ledger._client
+    client.execute_command("ACL", "SETUSER", "default", "-eval")
+    try:
+        assert storage.batch_contains(keys) == [OK, MISS, OK]
+        assert not storage._ledger._scripts
+    finally:
+        client.execute_command("ACL", "SETUSER", "default", "+eval")
+
+
+@pytest.mark.parametrize("l2", KINDS)
+def test_memory_of_earlier_calls_is_never_taken_for_a_page(
+    opened: Opener, l2: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Private memory is used again: what LMCache calls loaded, and did not write, is no page."""
+    pool = a_pool(4)
+    storage: Any = opened(pool, l2)
+    keys = keys_of(pool, "a", "b")
+    assert storage.batch_set(keys, pool.pages([0, 1])) == [OK, OK]
+    assert storage.batch_get(keys, pool.pages([2, 3])) == [OK, OK]
+    adapter = storage._adapter("load", time.monotonic() + 5)
+    monkeypatch.setattr(adapter, "load", lambda digests, records, deadline: [True] * len(digests))
+    assert storage.batch_get(keys, pool.pages([2, 3])) == [CORRUPT, CORRUPT]
+
+
+@pytest.mark.parametrize("l2", KINDS)
+def test_c11_memory_of_a_call_that_was_left_behind_is_not_used_again(
+    opened: Opener, l2: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = a_pool(2)
+    storage: Any = opened(pool, l2, timeout_s=0.2)
+    keys = keys_of(pool, "a")
+    assert storage.batch_set(keys, pool.pages([0])) == [OK]
+    adapter, kept = storage._adapter("load", time.monotonic() + 5), storage._scratch._free.copy()
+    monkeypatch.setattr(adapter, "load", lambda digests, records, deadline: left.append(records))
+    left: list[Any] = []
+    storage.batch_get(keys, pool.pages([1]))
+    (records,) = left
+    assert records[0].byte_array.obj is kept[0]
+    assert not [buffer for buffer in storage._scratch._free if buffer is kept[0]]
+
+
 def test_no_telemetry_and_no_engine_is_started(opened: Opener, tmp_path: Path) -> None:
     """lmcache#2269: usage is sent unless LMCACHE_TRACK_USAGE=false; here nothing that sends is started."""
     before = dict(os.environ)

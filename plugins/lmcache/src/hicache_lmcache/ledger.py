@@ -21,6 +21,8 @@ from hicache_lmcache.options import LMCacheOptions
 from hicache_lmcache.record import Record
 
 _EXTENSION = ".data"
+#: One command instead of one a key: a third of the time for 128 of them.
+_LENGTHS = "local r={} for i,k in ipairs(KEYS) do r[i]=redis.call('STRLEN',k) end return r"
 _SCAN = 1000
 
 
@@ -185,6 +187,7 @@ class RedisLedger:
             ) from error
         self._where = f"{options.host}:{options.port}"
         self._start = f"{model_name(namespace)}@00000000@0@"
+        self._scripts = True
         self._client: Any = self._redis.Redis(
             host=options.host,
             port=options.port,
@@ -200,11 +203,21 @@ class RedisLedger:
         return self._start + digest.hex()
 
     def sizes(self, digests: Sequence[bytes]) -> list[int | None]:
+        names = [self.name(digest) for digest in digests]
+
         def ask() -> list[int]:
+            if self._scripts:
+                try:
+                    answers: list[int] = self._client.eval(_LENGTHS, len(names), *names)
+                    return answers
+                except (
+                    self._redis.exceptions.ResponseError
+                ):  # forbidden to this user, or keys of several nodes
+                    self._scripts = False
             with self._client.pipeline(transaction=False) as pipe:
-                for digest in digests:
-                    pipe.strlen(self.name(digest))
-                answers: list[int] = pipe.execute()
+                for name in names:
+                    pipe.strlen(name)
+                answers = pipe.execute()
                 return answers
 
         return [size or None for size in self._ask("asking 'lmcache' for pages", ask)]

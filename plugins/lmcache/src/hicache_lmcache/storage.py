@@ -24,7 +24,7 @@ from hicache_lmcache.adapters import Adapters, Use
 from hicache_lmcache.ledger import FolderLedger, Ledger, RedisLedger
 from hicache_lmcache.native import Adapter, adapter_maker
 from hicache_lmcache.options import LMCacheOptions
-from hicache_lmcache.record import HEADER_NBYTES, Record, digest_of
+from hicache_lmcache.record import HEADER_NBYTES, Record, Scratch, digest_of
 from hicache_lmcache.spec import SPEC
 
 #: Private bytes and pages of one call of LMCache.
@@ -49,6 +49,7 @@ class LMCacheStorage(HiCacheStorage):
         self._ledger: Ledger | None = None
         self._adapters: Adapters | None = None
         self._writing = threading.Lock()
+        self._scratch = Scratch()
         #: Digests of values on which a get has failed.
         self._bad: set[bytes] = set()
 
@@ -92,7 +93,7 @@ class LMCacheStorage(HiCacheStorage):
         digest = digest_of(f"canary-{time.monotonic_ns()}-{id(self)}")
         ledger, deadline = self._store(), self._deadline()
         storing, loading = self._adapter("store", deadline), self._adapter("load", deadline)
-        said, heard = self._records(1, _CANARY_NBYTES), self._records(1, _CANARY_NBYTES)
+        said, heard = self._scratch.records(1, _CANARY_NBYTES), self._scratch.records(1, _CANARY_NBYTES)
         said[0].seal([memoryview(bytes(range(_CANARY_NBYTES)))], _CANARY_NBYTES, digest)
         stored = storing.store([digest], said, deadline)
         sizes = ledger.sizes([digest]) if stored == [True] else [None]
@@ -117,6 +118,7 @@ class LMCacheStorage(HiCacheStorage):
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
         self._writing = threading.Lock()
+        self._scratch = Scratch()
         _parents.append((self._adapters, self._ledger))
         self._adapters = self._ledger = None
 
@@ -221,12 +223,14 @@ class LMCacheStorage(HiCacheStorage):
         sizes = self._store().sizes(digests)
         statuses = [_MISS if size is None else _SIZE_MISMATCH for size in sizes]
         there = [position for position, size in enumerate(sizes) if size == wanted]
-        records = self._load([digests[position] for position in there], locs.nbytes, deadline)
+        records, whole = self._load([digests[position] for position in there], locs.nbytes, deadline)
         for position, record in zip(there, records, strict=True):
             status = _MISS if record.lost else record.verdict(locs.nbytes, digests[position])
             if status is OK:
                 record.copy_out(locs.views(position))
             statuses[position] = status
+        if whole:
+            self._scratch.done(records)
         for digest, status in zip(digests, statuses, strict=True):
             if status in (_CORRUPT, _SIZE_MISMATCH):
                 self._bad.add(digest)
@@ -234,8 +238,8 @@ class LMCacheStorage(HiCacheStorage):
                 self._bad.discard(digest)
         return statuses
 
-    def _load(self, digests: list[bytes], nbytes: int, deadline: float) -> list[Record]:
-        """Load values of a known size; one that went meanwhile is lost.
+    def _load(self, digests: list[bytes], nbytes: int, deadline: float) -> tuple[list[Record], bool]:
+        """Load values of a known size, and tell whether LMCache did all of it; one that went is lost.
 
         A value that goes between the question and the load leaves a RESP adapter
         waiting for ever. So an adapter gets the time that a slow one needs; then
@@ -244,8 +248,8 @@ class LMCacheStorage(HiCacheStorage):
         Raises: BackendTimeout, BackendUnavailable: LMCache or the store is at fault, not one value.
         """
         if not digests:
-            return []
-        records = self._records(len(digests), nbytes)
+            return [], False
+        records = self._scratch.records(len(digests), nbytes)
         adapter, until = self._adapter("load", deadline), deadline
         if self.options.l2 == "resp":
             patience_s = _PATIENCE_S + len(digests) * nbytes / _SLOW_NBYTES_PER_S
@@ -254,12 +258,12 @@ class LMCacheStorage(HiCacheStorage):
         if loaded is None:
             if time.monotonic() >= deadline:
                 raise BackendTimeout("'lmcache' gave no answer in time")
-            loaded, records = [False] * len(digests), self._records(len(digests), nbytes)
+            loaded, records = [False] * len(digests), self._scratch.records(len(digests), nbytes)
         if not all(loaded):
             adapter.broken = self.options.l2 == "resp"
             left = [position for position, there in enumerate(loaded) if not there]
             self._store().read([digests[i] for i in left], [records[i] for i in left])
-        return records
+        return records, all(loaded)
 
     def _set(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
         digests = [digest_of(key) for key in keys]
@@ -276,7 +280,7 @@ class LMCacheStorage(HiCacheStorage):
         wanted = [digest for digest in first if digest not in present]
         results = dict.fromkeys(present, OK)
         if wanted:
-            records = self._records(len(wanted), locs.nbytes)
+            records = self._scratch.records(len(wanted), locs.nbytes)
             for digest, record in zip(wanted, records, strict=True):
                 record.seal(locs.views(first[digest]), locs.nbytes, digest)
             results |= self._put(wanted, records, deadline)
@@ -306,6 +310,8 @@ class LMCacheStorage(HiCacheStorage):
             raise BackendTimeout("'lmcache' gave no answer in time")
         if not all(stored):
             adapter.broken = self.options.l2 == "resp"
+        else:
+            self._scratch.done(records)
         nbytes = records[0].byte_array.nbytes
         results: dict[bytes, Status] = {}
         sizes: list[int | None] = [nbytes] * len(digests) if all(stored) else self._store().sizes(digests)
@@ -314,11 +320,6 @@ class LMCacheStorage(HiCacheStorage):
             if size == nbytes:
                 self._bad.discard(digest)
         return results
-
-    def _records(self, count: int, nbytes: int) -> list[Record]:
-        size = nbytes + HEADER_NBYTES
-        memory = memoryview(bytearray(count * size))
-        return [Record(memory[i * size : (i + 1) * size]) for i in range(count)]
 
     def _adapter(self, use: Use, deadline: float) -> Adapter:
         if self._adapters is None:
