@@ -194,3 +194,12 @@ def test_the_canary_leaves_nothing_behind(machine: Any, name: str) -> None:
     _, cache = machine(name)
     assert references(cache) == set()
     assert cache._store.pinned == 0
+
+
+def test_telemetry_is_off_and_the_collector_stays_on(machine: Any, name: str) -> None:
+    """Usage is sent unless a variable of the environment forbids it (lmcache#2269)."""
+    _, cache = machine(name)
+    usage = [importlib.import_module(f"lmcache.usage_telemetry.{part}") for part in ("context", "continuous")]
+    assert [module.is_usage_tracking_enabled() for module in usage] == [False, False]
+    assert gc.isenabled()
+    assert (engine_of(cache).config.local_cpu, engine_of(cache).config.use_layerwise) == (True, True)

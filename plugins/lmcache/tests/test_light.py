@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from hicache_core import Status, StorageBackendFactory
 from hicache_core.errors import BackendUnavailable, InvalidOptions
 from hicache_core.options import resolve
 from hicache_lmcache.ledger import FolderLedger
+from hicache_lmcache.native import model_name
 from hicache_lmcache.options import LMCacheOptions
 from hicache_lmcache.record import HEADER_NBYTES, Record, digest_of
 
@@ -87,3 +90,22 @@ def test_a_folder_that_cannot_be_made_is_said_with_user_and_path(tmp_path: Path)
         FolderLedger(str(tmp_path / "root"), "1" * 32)
     assert f"opening 'lmcache' in {tmp_path / 'root' / ('1' * 32)}" in str(refused.value)
     assert "a folder that it can write" in refused.value.remedy
+
+
+def test_names_are_short_and_hold_no_separator_of_lmcaches(tmp_path: Path) -> None:
+    """Longer ones than 150 characters fail in its background; ``@`` parts the fields of its keys."""
+    ledger = FolderLedger(str(tmp_path), "1" * 32)
+    name = Path(ledger.path(digest_of("k" * 200))).name
+    assert (len(name), model_name("1" * 32).count("@")) == (91, 0)
+
+
+def test_one_folder_is_made_by_many_at_once(tmp_path: Path) -> None:
+    """Ranks that made one folder at a time raised (lmcache#2486)."""
+    ready = threading.Barrier(8)
+
+    def make(_: int) -> str:
+        ready.wait(10)
+        return FolderLedger(str(tmp_path / "root" / "deep"), "1" * 32).folder
+
+    with ThreadPoolExecutor(8) as ranks:
+        assert set(ranks.map(make, range(8))) == {str(tmp_path / "root" / "deep" / ("1" * 32))}
