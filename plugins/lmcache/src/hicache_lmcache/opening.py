@@ -76,8 +76,9 @@ def _sing(shared: SharedEngine) -> None:
         for bytes_of in heard:
             bytes_of.zero_()
         loading = canary.begin_load(tokens, slots, 0, _CANARY) if stored else None
-        for _ in range(key.num_layers if loading is not None else 0):
-            loading.step()
+        if loading is not None:
+            for _ in range(key.num_layers):
+                loading.step()
         canary.forget(tokens, _CANARY)
     except HiCacheError:
         raise
