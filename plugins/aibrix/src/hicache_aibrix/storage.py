@@ -200,7 +200,7 @@ class AibrixKVCacheStorage(HiCacheStorage):
         return library.is_whole(digest.hex(), nbytes, digest)
 
     def _put(
-        self, library: Library, digests: list[bytes], nbytes: int, records: list[Callable[[], bytes]]
+        self, library: Library, digests: list[bytes], nbytes: int, records: Sequence[Callable[[], bytes]]
     ) -> dict[bytes, Status]:
         size = nbytes + TRAILER_NBYTES
         if library.put([digest.hex() for digest in digests], size, records):
