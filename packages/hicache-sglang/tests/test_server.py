@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from cpu_engine import PAGE, PROMPT, make_model
+from cpu_engine import MEMORY_SHARE, PAGE, PROMPT, make_model
 
 FULL_PAGES = len(PROMPT) // PAGE * PAGE
 ADMIN = {"Authorization": "Bearer admin", "Content-Type": "application/json"}
@@ -31,8 +31,8 @@ class Server:
         flags = (
             "--device cpu --load-format dummy --attention-backend torch_native --sampling-backend pytorch "
             "--grammar-backend none --skip-tokenizer-init --disable-overlap-schedule --dtype bfloat16 "
-            f"--mem-fraction-static 0.05 --max-total-tokens 2048 --page-size {PAGE} --context-length 1024 "
-            "--host 127.0.0.1 --admin-api-key admin --skip-server-warmup --log-level info "
+            f"--mem-fraction-static {MEMORY_SHARE} --max-total-tokens 2048 --page-size {PAGE} "
+            "--context-length 1024 --host 127.0.0.1 --admin-api-key admin --skip-server-warmup --log-level info "
             "--enable-hierarchical-cache --hicache-ratio 2 --hicache-mem-layout page_first_direct "
             "--hicache-io-backend direct --hicache-write-policy write_through "
             "--hicache-storage-prefetch-policy wait_complete"

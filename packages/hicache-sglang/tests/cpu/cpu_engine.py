@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 PAGE = 16
+#: SGLang takes what other programs allocate while it loads for its own weights, and refuses to start where
+#: those exceed this share; the pools' sizes come from max_total_tokens.
+MEMORY_SHARE = 0.9
 #: An update of weights is an assertion in a scheduler that is not idle, and nothing says whether it is.
 IDLE_AFTER_S = 0.7
 PROMPT = [7 + (i * 37) % 200 for i in range(33 * PAGE + 5)]
@@ -95,8 +98,8 @@ def arguments(model: str, backend: str | None, extra: dict[str, Any], **more: An
     chosen: dict[str, Any] = dict(
         model_path=model, device="cpu", load_format="dummy", attention_backend="torch_native",
         sampling_backend="pytorch", grammar_backend="none", skip_tokenizer_init=True, disable_cuda_graph=True,
-        disable_overlap_schedule=True, mem_fraction_static=0.05, max_total_tokens=2048, page_size=PAGE,
-        context_length=1024, dtype="bfloat16", log_level="warning",
+        disable_overlap_schedule=True, mem_fraction_static=MEMORY_SHARE, max_total_tokens=2048,
+        page_size=PAGE, context_length=1024, dtype="bfloat16", log_level="warning",
     )  # fmt: skip
     if backend is not None:
         chosen |= dict(
