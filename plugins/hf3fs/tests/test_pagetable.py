@@ -16,6 +16,7 @@ from hicache_core import Status
 from hicache_core.errors import BackendIncompatible, BackendUnavailable
 from hicache_hf3fs._clock import Clock, Holds, Leases
 from hicache_hf3fs._pagetable import PageTable
+from hicache_hf3fs._recent import Recent
 from hicache_hf3fs._schema import connect, inconsistencies
 from hicache_hf3fs.metadata import NO_PAGE, MetadataUsage, PageFileLabel, PageRef, Terms, digests_of
 
@@ -55,7 +56,7 @@ def rows_of(pages, nbytes=NBYTES, checksum=7) -> list[tuple[bytes, int, int, int
 
 
 class TableMachine(RuleBasedStateMachine):
-    """Random verbs on a table, beside a dictionary of what must be stored unless it was evicted."""
+    """Random verbs on a table, beside a dictionary of what must be stored, and what gets have said of it."""
 
     KEYS = keys_of(20)
     batches = st.lists(st.integers(0, 19), min_size=1, max_size=6)
@@ -67,7 +68,9 @@ class TableMachine(RuleBasedStateMachine):
         self.path = f"{self.folder.name}/m.sqlite"
         self.now, self.tickets = 0.0, 0
         self.table = a_table(self.path, label=FEW)
+        self.table._recent._generation = 4  # so that both generations and what lies beyond them are met
         self.pages: dict[tuple[str, str], int] = {}
+        self.verdicts: dict[tuple[str, str], Status] = {}
         self.holding: dict[int, set[int]] = {}
         self.reserved: dict[int, tuple[str, list[str], list[int], float]] = {}
 
@@ -88,7 +91,8 @@ class TableMachine(RuleBasedStateMachine):
         for key, reservation in zip(keys, found, strict=True):
             if reservation.existed:
                 assert self.pages[namespace, key] == reservation.page
-        self.pages = {name: page for name, page in self.pages.items() if page not in taken}
+                assert self.verdicts.pop((namespace, key), None) is not Status.CORRUPT
+        self.lose({name for name, page in self.pages.items() if page in taken})
         wanted = [key for key, r in zip(keys, found, strict=True) if not r.existed and r.page != NO_PAGE]
         self.reserved[lease] = (namespace, wanted, taken, self.now + TERMS.lease_s)
 
@@ -102,19 +106,48 @@ class TableMachine(RuleBasedStateMachine):
         kept = self.table.confirm("kv", namespace, rows_of(written), [] if keep else pages, lease)
         for (key, page), ok in zip(written, kept, strict=True):
             assert ok or end <= self.now
-            if ok:
+            if ok and self.verdicts.pop((namespace, key), None) is Status.CORRUPT:
+                self.pages[namespace, key] = page
+            elif ok:
                 self.pages.setdefault((namespace, key), page)
+
+    def lose(self, names: set[tuple[str, str]]) -> None:
+        for name in names:
+            del self.pages[name]
+            self.verdicts.pop(name, None)
 
     @rule(batch=batches, namespace=namespaces, hold=st.booleans())
     def get(self, batch, namespace, hold) -> None:
         keys, ticket = [self.KEYS[i] for i in batch], self.ticket()
         found = self.table.find(namespace, digests_of(keys), ticket, self.now)
-        pages = [row and self.table.ref(row).page for row in found]
+        refs = [row and self.table.ref(row) for row in found]
+        pages = [ref and ref.page for ref in refs]
         assert pages == [self.pages.get((namespace, key)) for key in keys]
+        bad = [self.verdicts.get((namespace, key)) is Status.CORRUPT for key in keys]
+        assert [ref is not None and ref.corrupt for ref in refs] == bad
         if hold:
             self.holding[ticket] = {page for page in pages if page is not None}
         else:
             self.table.end_read(ticket)
+
+    @rule(batch=batches, namespace=namespaces)
+    def exists(self, batch, namespace) -> None:
+        names = [(namespace, self.KEYS[i]) for i in batch]
+        wanted = [name in self.pages and name not in self.verdicts for name in names]
+        assert self.table.exists(namespace, digests_of([key for _, key in names])) == wanted
+
+    @rule(
+        data=st.data(), namespace=namespaces, verdict=st.sampled_from([Status.CORRUPT, Status.SIZE_MISMATCH])
+    )
+    def report_bad(self, data, namespace, verdict) -> None:
+        keys = [key for space, key in sorted(self.pages) if space == namespace]
+        if not keys:
+            return
+        key = data.draw(st.sampled_from(keys))
+        (digest,), (row,) = digests_of([key]), self.table.find(namespace, digests_of([key]), 0, self.now)
+        self.table.end_read(0)
+        self.table.report_bad(namespace, [(digest, self.table.ref(row), verdict)])
+        self.verdicts[namespace, key] = verdict
 
     @rule()
     def end_reads(self) -> None:
@@ -125,14 +158,15 @@ class TableMachine(RuleBasedStateMachine):
     @rule(batch=batches, namespace=namespaces)
     def delete(self, batch, namespace) -> None:
         keys = [self.KEYS[i] for i in batch]
-        wanted = [self.pages.pop((namespace, key), None) is not None for key in keys]
+        wanted = [(namespace, key) in self.pages and key not in keys[:i] for i, key in enumerate(keys)]
         assert self.table.delete(namespace, digests_of(keys)) == wanted
+        self.lose({name for name in self.pages if name[0] == namespace and name[1] in keys})
 
     @rule(namespace=namespaces)
     def clear(self, namespace) -> None:
-        mine = [name for name in self.pages if name[0] == namespace]
+        mine = {name for name in self.pages if name[0] == namespace}
         assert self.table.clear(namespace) == len(mine)
-        self.pages = {name: page for name, page in self.pages.items() if name[0] != namespace}
+        self.lose(mine)
 
     @rule(seconds=st.sampled_from([1.0, 16.0, 61.0]))
     def wait(self, seconds) -> None:
@@ -145,6 +179,7 @@ class TableMachine(RuleBasedStateMachine):
         """Abandon the table without closing it, as kill -9 does, and open the database again."""
         self.abandoned = self.table
         self.table = a_table(self.path, now=self.now, after_crash=True, label=FEW)
+        self.table._recent._generation = 4
         for lease, (namespace, keys, pages, end) in self.reserved.items():
             if end > self.now:  # runs anew, in full
                 self.reserved[lease] = (namespace, keys, pages, self.now + TERMS.lease_s)
@@ -335,3 +370,40 @@ def test_leases_run_out_only_while_pages_are_open():
     leases.settle(1, 11, 2)
     assert (leases.expired(59.0), leases.pages) == ([], 1)
     assert (leases.expired(70.0), leases.pages) == ([(1, 10)], 0)
+
+
+def test_rows_that_are_asked_for_stay_and_others_go():
+    recent = Recent(8)
+    rows = [(digest, 1, page, NBYTES, 7, 0) for page, digest in enumerate(digests_of(keys_of(12)))]
+    digests = [row[0] for row in rows]
+    recent.keep(1, rows[:3])
+    for row in rows[3:]:
+        recent.keep(1, [row])
+        assert recent.find(1, digests[:1]) == ({digests[0]: rows[0]}, [])
+        assert len(recent) <= 8
+    assert recent.find(1, digests[1:3]) == ({}, digests[1:3])
+    assert recent.find(2, digests[:1]) == ({}, digests[:1])
+    recent.forget(1, digests[:1])
+    assert recent.find(1, digests[:1]) == ({}, digests[:1])
+
+
+def test_a_transaction_that_fails_leaves_rows_as_the_database_has_them(tmp_path, monkeypatch):
+    table = a_table(tmp_path / "m.sqlite")
+    keys, new = keys_of(PAGES - 1), keys_of(1, "new")
+    before = stored(table, keys)
+    assert [ref.page for ref in refs(table, keys)] == before
+    (taken,) = table.reserve("kv", "n", digests_of(new), 2, 0.0)
+
+    def full(*_):
+        table._look_up("n", digests_of([*keys, *new]))  # what a verb reads of its own changes may be undone
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(table._rooms, "count", full)
+    with pytest.raises(sqlite3.OperationalError):
+        table.delete("n", digests_of(keys[:4]))
+    with pytest.raises(sqlite3.OperationalError):
+        table.confirm("kv", "n", rows_of([(new[0], taken.page)]), [], 2)
+    monkeypatch.undo()
+    assert [ref and ref.page for ref in refs(table, [*keys, *new])] == [*before, None]
+    assert table.exists("n", digests_of([*keys, *new])) == [True] * len(keys) + [False]
+    table.close()

@@ -85,6 +85,9 @@ def _serve(given: argparse.Namespace) -> None:
     config = uvicorn.Config(
         make_app(table, database=given.database, token=token),
         access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
         log_level="warning",
         lifespan="off",
         timeout_keep_alive=_KEEP_ALIVE_S,

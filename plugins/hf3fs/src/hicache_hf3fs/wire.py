@@ -1,13 +1,14 @@
 """The metadata's HTTP interface: what goes into a request and an answer, for the client and the server alike.
 
 ``POST /v1/{namespace}/{verb}`` with a JSON object, answered by JSON. Keys travel as their digests, 32 hex
-digits each in one text, which is a third of their length and is what the database holds. Answers of yes and
-no are a text of 1 and 0. ``ended`` in any request lists reads that are over, so that letting go costs no
-request of its own.
+digits each in one text, which is a third of their length and is what the database holds. Checksums are one
+text too, 16 hex digits each. Answers of yes and no are a text of 1 and 0. ``ended`` in any request lists
+reads that are over, so that letting go costs no request of its own.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,9 @@ VERBS = [
 MAX_BODY_NBYTES = 32 << 20
 
 _DIGEST_NBYTES = 16
+_CHECKSUM_NBYTES = 8
+#: In the place of a checksum that is not there; a real one has 63 bits.
+_NO_CHECKSUM = -1
 
 
 def pack_keys(keys: Sequence[str]) -> str:
@@ -65,6 +69,21 @@ def unpack_flags(text: str) -> list[bool]:
     return [flag == "1" for flag in text]
 
 
+def pack_checksums(checksums: Sequence[int | None]) -> str:
+    """Make the text of a column of checksums: as JSON's numbers they cost a get of 128 keys 0.03 ms more."""
+    numbers = [_NO_CHECKSUM if checksum is None else checksum for checksum in checksums]
+    return struct.pack(f">{len(numbers)}q", *numbers).hex()
+
+
+def unpack_checksums(text: str) -> list[int | None]:
+    """Read it; ValueError where it is none."""
+    packed = bytes.fromhex(text)
+    if len(packed) % _CHECKSUM_NBYTES:
+        raise ValueError(f"{len(text)} hex digits are no checksums")
+    numbers = struct.unpack(f">{len(packed) // _CHECKSUM_NBYTES}q", packed)
+    return [None if number == _NO_CHECKSUM else number for number in numbers]
+
+
 def pack_refs(rows: Sequence[Any], rank: str, name_of: Any, corrupt: int) -> dict[str, Any]:
     """Make the answer to a get from the table's rows: columns, and apart what is not as usual.
 
@@ -73,7 +92,7 @@ def pack_refs(rows: Sequence[Any], rank: str, name_of: Any, corrupt: int) -> dic
     pages = [NO_PAGE if row is None else row[2] for row in rows]
     sizes = [0 if row is None else row[3] for row in rows]
     checksums = [None if row is None else row[4] for row in rows]
-    answer: dict[str, Any] = {"pages": pages, "checksums": checksums}
+    answer: dict[str, Any] = {"pages": pages, "checksums": pack_checksums(checksums)}
     present = {size for size in sizes if size}
     answer["nbytes"] = sizes if len(present) > 1 else present.pop() if present else 0
     names = {file: name_of(file) for file in {row[1] for row in rows if row is not None}}
@@ -85,17 +104,15 @@ def pack_refs(rows: Sequence[Any], rank: str, name_of: Any, corrupt: int) -> dic
 
 def unpack_refs(answer: Mapping[str, Any], rank: str) -> list[PageRef | None]:
     """Read it."""
-    pages, checksums, nbytes = answer["pages"], answer["checksums"], answer["nbytes"]
-    if isinstance(nbytes, int) and "ranks" not in answer and "corrupt" not in answer:
-        return [
-            None if page == NO_PAGE else PageRef(rank, page, nbytes, checksum)
-            for page, checksum in zip(pages, checksums, strict=True)
-        ]
-    sizes = [nbytes] * len(pages) if isinstance(nbytes, int) else nbytes
-    ranks = answer.get("ranks", [rank] * len(pages))
-    bad = set(answer.get("corrupt", ()))
-    rows = zip(ranks, pages, sizes, checksums, strict=True)
-    return [None if row[1] == NO_PAGE else PageRef(*row, i in bad) for i, row in enumerate(rows)]
+    pages, checksums, nbytes = answer["pages"], unpack_checksums(answer["checksums"]), answer["nbytes"]
+    count = len(pages)
+    sizes = [nbytes] * count if isinstance(nbytes, int) else nbytes
+    ranks = answer.get("ranks", [rank] * count)
+    corrupt = [False] * count
+    for position in answer.get("corrupt", ()):
+        corrupt[position] = True
+    refs = map(PageRef._make, zip(ranks, pages, sizes, checksums, corrupt, strict=True))
+    return [None if ref.page == NO_PAGE else ref for ref in refs]
 
 
 def pack_written(written: Sequence[Written]) -> dict[str, Any]:
@@ -104,14 +121,15 @@ def pack_written(written: Sequence[Written]) -> dict[str, Any]:
         "keys": pack_keys([page.key for page in written]),
         "pages": [page.page for page in written],
         "nbytes": [page.nbytes for page in written],
-        "checksums": [page.checksum for page in written],
+        "checksums": pack_checksums([page.checksum for page in written]),
     }
 
 
 def unpack_written(asked: Mapping[str, Any]) -> list[tuple[bytes, int, int, int | None]]:
     """Read them."""
     digests = unpack_keys(asked["keys"])
-    return list(zip(digests, asked["pages"], asked["nbytes"], asked["checksums"], strict=True))
+    checksums = unpack_checksums(asked["checksums"])
+    return list(zip(digests, asked["pages"], asked["nbytes"], checksums, strict=True))
 
 
 def pack_label(label: PageFileLabel) -> list[Any]:
