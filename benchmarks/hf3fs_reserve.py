@@ -2,9 +2,9 @@
 
     python benchmarks/hf3fs_reserve.py [--pages 1000000,5000000,10000000] [--calls 100] [--json]
 
-A page table is filled to its last page, its database as large as it gets; then batches of 128 new keys are
-reserved, each by evicting 128 others, and confirmed. Also on an empty file, where pages were never used.
-Best of three medians; the floor is that the largest takes at most twice the smallest.
+A page table is filled to its last page, its database as large as it gets; then batches of 128 new keys, by
+their digests, are reserved, each by evicting 128 others, and confirmed. Also on an empty file, where pages
+were never used. Best of three medians; the floor is that the largest takes at most twice the smallest.
 
 What limits it: each new and each evicted key dirties a page of sqlite's B-tree, and the B-trees grow a
 level at a time. SGLang's mini server holds free pages in a list and keys in a dictionary, in memory, saved
@@ -25,7 +25,7 @@ import time
 from contextlib import closing
 
 from hicache_hf3fs._pagetable import PageTable
-from hicache_hf3fs.metadata import PageFileLabel, Terms, Written, new_ticket
+from hicache_hf3fs.metadata import PageFileLabel, Terms, new_ticket
 
 BATCH = 128
 NBYTES = 65536
@@ -56,11 +56,11 @@ def run(table: PageTable, calls: int) -> tuple[float, float]:
     """Give the median milliseconds of a reservation and of a confirmation."""
     reserve, confirm = [], []
     for _ in range(calls):
-        keys, lease = [f"{os.urandom(32).hex()}.kv_0123456789abcdef" for _ in range(BATCH)], new_ticket()
+        keys, lease = [os.urandom(16) for _ in range(BATCH)], new_ticket()
         started = time.perf_counter()
         taken = table.reserve("kv", "n", keys, lease, time.monotonic())
         between = time.perf_counter()
-        written = [Written(key, r.page, NBYTES, 1) for key, r in zip(keys, taken, strict=True)]
+        written = [(key, r.page, NBYTES, 1) for key, r in zip(keys, taken, strict=True)]
         assert all(r.page >= 0 for r in taken)
         middle = time.perf_counter()
         table.confirm("kv", "n", written, [], lease)
