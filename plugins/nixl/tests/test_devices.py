@@ -15,6 +15,11 @@ from hicache_nixl.trailer import padded_nbytes
 BASE = 0x7F0000000000
 
 
+def listed(rows):
+    """Rows as tuples, of an array too."""
+    return [tuple(row) for row in (rows if isinstance(rows, list) else rows.tolist())]
+
+
 class FakeAgent:
     """Records what NIXL would be told; moves nothing."""
 
@@ -27,6 +32,7 @@ class FakeAgent:
         self.told.append(("backend", plugin, dict(parameters)))
 
     def register_memory(self, rows, kind):
+        rows = listed(rows)
         self.told.append(("register", kind, rows))
         return SimpleNamespace(rows=rows)
 
@@ -34,7 +40,7 @@ class FakeAgent:
         self.told.append(("forget", registration.rows))
 
     def get_xfer_descs(self, rows, kind):
-        return (kind, rows)
+        return (kind, listed(rows))
 
     def initialize_xfer(self, verb, mine, theirs, name):
         self.told.append((verb, mine, [(offset, nbytes) for offset, nbytes, _ in theirs[1]]))
@@ -97,5 +103,5 @@ def test_device_pool_is_registered_as_vram_and_read_into_directly(told, tmp_path
         ("READ", ("VRAM", slots(2)), [(0, half), (half, half)]),
     ]
     files = [rows for _, kind, rows in (each for each in told if each[0] == "register") if kind == "FILE"]
-    assert [(offset, nbytes) for ((offset, nbytes, _, _),) in files] == [(0, padded_nbytes(NBYTES))] * 2
+    assert [(offset, nbytes) for ((offset, nbytes, _),) in files] == [(0, padded_nbytes(NBYTES))] * 2
     assert storage.capabilities.device_memory

@@ -17,7 +17,7 @@ import mmap
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,9 @@ _LONGEST_PAUSE_S = 0.001
 
 Region = tuple[int, int, int]
 """address, nbytes, device number."""
+
+Rows = Any
+"""Descriptors as NIXL takes them: an array of three columns of 64 bits, or a list of tuples."""
 
 
 def load(library: str) -> ModuleType:
@@ -182,14 +185,17 @@ class Agent:
             self._scratch_registration = self._agent.register_memory(rows, "DRAM")
         return self._scratch
 
-    def register(self, kind: str, rows: Sequence[tuple[int, int, int, str]]) -> Any:
+    def register(self, kind: str, rows: Rows) -> Any:
         """Register files or objects for one batch; give the result to ``forget``.
+
+        Args:
+            rows: an array of (offset, nbytes, file descriptor), or a list of them with a name.
 
         Raises:
             TransferFailed: NIXL refuses them; none is registered.
         """
         try:
-            return self._agent.register_memory(list(rows), kind)
+            return self._agent.register_memory(rows, kind)
         except self._errors as error:
             raise TransferFailed(f"{type(error).__name__}: {error}") from error
 
@@ -206,7 +212,7 @@ class Agent:
         first, self._next_object = self._next_object, self._next_object + count
         return first
 
-    def start(self, verb: str, local: tuple[str, list[Region]], remote: tuple[str, list[Region]]) -> Transfer:
+    def start(self, verb: str, local: tuple[str, Rows], remote: tuple[str, Rows]) -> Transfer:
         """Begin to move bytes; descriptors pair up one to one and lie in registered memory.
 
         Raises:

@@ -29,11 +29,15 @@ from hicache_nixl.budget import Budget
 from hicache_nixl.filemoves import MAX_OPEN, Mover
 from hicache_nixl.folders import FANS, Entry, Folders, fan_of, status_of, unlink
 from hicache_nixl.lanes import Lanes
-from hicache_nixl.places import Moving, OnePage
+from hicache_nixl.places import Moving
 from hicache_nixl.trailer import BLOCK_NBYTES, TRAILER_NBYTES, stored_page_nbytes
 
 _OK, _MISS = Status.OK, Status.MISS
 _OPEN_TO_LOOK = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+Move = Callable[[Agent, Moving, Sequence[int]], Sequence[int]]
+"""Moves pages by an agent; gives those that are to be moved again, alone."""
 
 
 class FileStore:
@@ -46,6 +50,7 @@ class FileStore:
         self._agents = agents
         self._budget = budget
         self._mover = mover
+        self._verdicts = mover.verdicts
         self._lanes = lanes
         self._page_nbytes: dict[str, int] = {}
 
@@ -71,7 +76,7 @@ class FileStore:
         self._move(
             range(len(keys)),
             batch,
-            Steps(partial(mover.open, batch), mover.read, mover.close),
+            Steps(partial(mover.open, batch), mover.read, partial(mover.close, batch)),
         )
         batch.settle(range(len(keys)))
         if self._budget is not None:
@@ -180,16 +185,8 @@ class FileStore:
     def _move(self, positions: Sequence[int], batch: Moving, steps: Steps) -> None:
         """Take pages through the steps; what is not begun by the deadline stays SKIPPED."""
         size = self._mover.pages_a_chunk(batch)
-        nbytes = len(positions) * batch.nbytes
-        if not batch.in_lanes:
-            chunks = [positions[start : start + size] for start in range(0, len(positions), size)]
-            with _Borrowed(self._agents, batch) as borrowed:
-                self._lanes.overlap(
-                    chunks, steps.begin, lambda pages: borrowed.move(steps.move, pages), steps.end, nbytes
-                )
-            return
 
-        def drain(shared: Iterator[Sequence[OnePage]]) -> None:
+        def drain(shared: Iterator[Sequence[int]]) -> None:
             with _Borrowed(self._agents, batch) as borrowed:
                 for pages in shared:
                     borrowed.move(steps.move, pages)
@@ -198,7 +195,7 @@ class FileStore:
             pages = steps.begin(positions[start : start + MAX_OPEN])
             try:
                 chunks = [pages[at : at + size] for at in range(0, len(pages), size)]
-                self._lanes.share(chunks, drain, nbytes)
+                self._lanes.share(chunks, drain, len(pages) * batch.nbytes)
             finally:
                 steps.end(pages)
 
@@ -208,7 +205,7 @@ class FileStore:
             nbytes = os.stat(place, follow_symlinks=False).st_size
         except OSError as error:
             return status_of(error)
-        if wanted is not None and nbytes == wanted + TRAILER_NBYTES and not self._mover.is_bad(place):
+        if wanted is not None and nbytes == wanted + TRAILER_NBYTES and not self._verdicts.is_bad(place):
             return _OK
         return self._closer_look(key, place, wanted)
 
@@ -218,7 +215,7 @@ class FileStore:
         except OSError as error:
             return status_of(error)
         try:
-            return self._mover.judge_by_trailer(descriptor, place, key, wanted)
+            return self._verdicts.by_trailer(descriptor, place, key, wanted)
         except OSError as error:
             return status_of(error)
         finally:
@@ -268,9 +265,9 @@ def stored_nbytes(entry: Entry) -> int:
 class Steps(NamedTuple):
     """What becomes of pages: begun and ended by the calling thread, moved by either."""
 
-    begin: Callable[[Sequence[int]], list[OnePage]]
-    move: Callable[[Agent, Moving, Sequence[OnePage]], None]
-    end: Callable[[Sequence[OnePage]], None]
+    begin: Callable[[Sequence[int]], list[int]]
+    move: Move
+    end: Callable[[Sequence[int]], None]
 
 
 class _Borrowed:
@@ -288,21 +285,27 @@ class _Borrowed:
         if self._agent is not None:
             self._agent = self._agents.give(self._agent)
 
-    def move(
-        self, verb: Callable[[Agent, Moving, Sequence[OnePage]], None], pages: Sequence[OnePage]
-    ) -> None:
-        """Move pages; where there is no time or no agent they stay SKIPPED, and the batch knows why."""
+    def move(self, verb: Move, positions: Sequence[int]) -> None:
+        """Move pages, and those that fail together once more alone; who comes to none stays SKIPPED."""
+        agent = self._usable() if positions else None
+        for position in verb(agent, self._batch, positions) if agent is not None else ():
+            agent = self._usable()
+            if agent is None:
+                return
+            verb(agent, self._batch, [position])
+
+    def _usable(self) -> Agent | None:
+        """Give an agent that nothing has failed on; None where there is no time or none, and say why."""
         batch = self._batch
-        if not pages or time.monotonic() > batch.deadline:
-            return
+        if time.monotonic() > batch.deadline:
+            return None
         if self._agent is not None and self._agent.spent:
             self._agent = self._agents.give(self._agent)
         if self._agent is None:
             try:
                 self._agent = self._agents.take(batch.deadline)
             except BackendTimeout:
-                return
+                return None
             except (BackendUnavailable, StorageClosed):
                 batch.trouble = Status.UNAVAILABLE
-                return
-        verb(self._agent, batch, pages)
+        return self._agent

@@ -5,21 +5,34 @@
     O_DIRECT, odd      one run of private blocks; the page is copied in or out
     device memory      segments at their offsets
 
-The trailer is written and read apart, by the file's own descriptor.
+The trailer is written and read apart, by the file's own descriptor. Everything is
+kept by position in the batch, in lists and arrays, since an object a page costs
+as much as its system calls.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from hicache_core import Pages, Status
-from hicache_nixl._native import Region
 from hicache_nixl.agents import memory_kind
-from hicache_nixl.trailer import BLOCK_NBYTES, rounded
+from hicache_nixl.trailer import BLOCK_NBYTES, checksum, checksums, rounded
 
-#: Page size from which two threads that do the same gain more than the interpreter lock costs them.
-WORTH_A_LANE_NBYTES = 256 << 10
+Rows = npt.NDArray[np.uint64]
+"""Descriptors as NIXL takes them: address or offset, nbytes, device or file descriptor."""
+
+
+class Ranges(NamedTuple):
+    """What one transfer moves: the files, and pairs of memory and file ranges."""
+
+    files: Rows
+    local: Rows
+    remote: Rows
 
 
 class Moving:
@@ -28,29 +41,47 @@ class Moving:
     def __init__(
         self, keys: Sequence[str], paths: list[str], locs: Pages, deadline: float, *, direct: bool
     ) -> None:
+        count = len(keys)
         self.keys = keys
         self.paths = paths
         self.nbytes = locs.nbytes
         self.deadline = deadline
-        self.statuses = [Status.SKIPPED] * len(keys)
+        self.statuses = [Status.SKIPPED] * count
         #: What became of pages that no lane came to.
         self.trouble = Status.TIMEOUT
         #: Makes the names of temporary files unique.
         self.token = os.urandom(8).hex()
-        self.kind, self.device = memory_kind(locs.pool)
+        self.kind, device = memory_kind(locs.pool)
         self.on_host = self.kind == "DRAM"
         self.segments = locs.segments_per_page
-        self.addresses, self.sizes = locs.addresses()
-        self._buffers = locs.buffers() if self.on_host else []
+        #: Segments in host memory, segment-minor; none of a device.
+        self.buffers = locs.buffers() if self.on_host else []
+        addresses, self.sizes = locs.addresses()
+        self._local = np.empty((len(addresses), 3), np.uint64)
+        self._local[:, 0], self._local[:, 1], self._local[:, 2] = addresses, self.sizes, device
         #: True where O_DIRECT cannot reach the segments themselves.
-        self.staged = direct and self.on_host and not self._is_aligned()
-        #: True where both lanes do all of a chunk; else the helper moves what the caller prepares.
-        self.in_lanes = self.nbytes >= WORTH_A_LANE_NBYTES
+        self.staged = direct and self.on_host and bool((self._local[:, :2] % BLOCK_NBYTES).any())
+        #: By position: the open file; its trailer, once read or written; where it is made (set).
+        self.descriptors = [-1] * count
+        self.trailers = [b""] * count
+        self.temporaries = [""] * count
+        #: By position: True once its bytes are in the file (set).
+        self.moved = [False] * count
+        #: Positions of files that bypass the page cache.
+        self.direct: set[int] = set()
 
     def views(self, position: int) -> list[memoryview]:
         """Give the segments of a page in host memory."""
         first = position * self.segments
-        return self._buffers[first : first + self.segments]
+        return self.buffers[first : first + self.segments]
+
+    def checksums(self, positions: Sequence[int]) -> list[bytes]:
+        """Give the checksum of each page as it lies in memory."""
+        return checksums(self.buffers, self.segments, positions)
+
+    def checksum(self, position: int, staged: memoryview | None) -> bytes:
+        """Give the checksum of one page, as it lies in private blocks where it does."""
+        return checksum(self.views(position) if staged is None else [staged[: self.nbytes]])
 
     def fill(self, positions: Sequence[int], status: Status) -> None:
         """Give pages one status."""
@@ -64,19 +95,48 @@ class Moving:
                 if self.statuses[position] is Status.SKIPPED:
                     self.statuses[position] = self.trouble
 
-    def describe(self, position: int, descriptor: int, local: list[Region], remote: list[Region]) -> None:
-        """Append the pairs of memory and file ranges that make up a page."""
-        first = position * self.segments
-        if self.segments == 1:
-            local.append((self.addresses[first], self.nbytes, self.device))
-            remote.append((0, self.nbytes, descriptor))
-            return
-        offset = 0
-        for index in range(first, first + self.segments):
-            nbytes = self.sizes[index]
-            local.append((self.addresses[index], nbytes, self.device))
-            remote.append((offset, nbytes, descriptor))
-            offset += nbytes
+    def skipped(self, positions: Sequence[int]) -> Sequence[int]:
+        """Give those of which nothing is known yet."""
+        statuses = self.statuses
+        return [position for position in positions if statuses[position] is Status.SKIPPED]
+
+    def ranges(self, positions: Sequence[int], file_nbytes: int) -> Ranges:
+        """Say what a transfer between slots and files moves."""
+        count, segments = len(positions), self.segments
+        files = np.zeros((count, 3), np.uint64)
+        files[:, 1] = file_nbytes
+        files[:, 2] = [self.descriptors[position] for position in positions]
+        first, last = positions[0], positions[-1]
+        if last - first == count - 1 and positions[count // 2] == first + count // 2:
+            local = self._local[first * segments : (last + 1) * segments]
+        else:
+            local = self._local.reshape(-1, segments, 3)[list(positions)].reshape(-1, 3)
+        if segments == 1:
+            remote = files.copy()
+            remote[:, 1] = self.nbytes
+        else:
+            remote = np.empty_like(local)
+            sizes = local[:segments, 1]
+            remote[:, 0] = np.tile(np.cumsum(sizes) - sizes, count)
+            remote[:, 1] = local[:, 1]
+            remote[:, 2] = np.repeat(files[:, 2], segments)
+        return Ranges(files, local, remote)
+
+    def staged_ranges(self, positions: Sequence[int], file_nbytes: int, address: int) -> Ranges:
+        """Say the same where pages whose files bypass the page cache lie in private blocks."""
+        files, local, remote = [], [], []
+        stride = rounded(self.nbytes)
+        for slot, position in enumerate(positions):
+            descriptor = self.descriptors[position]
+            files.append((0, file_nbytes, descriptor))
+            if position in self.direct:
+                local.append((address + slot * stride, stride, 0))
+                remote.append((0, stride, descriptor))
+            else:
+                alone = self.ranges([position], file_nbytes)
+                local += map(tuple, alone.local.tolist())
+                remote += map(tuple, alone.remote.tolist())
+        return Ranges(*(np.array(rows, np.uint64) for rows in (files, local, remote)))
 
     def copy_in(self, position: int, private: memoryview) -> None:
         """Copy a page into private blocks, zeros behind it."""
@@ -92,25 +152,3 @@ class Moving:
         for view in self.views(position):
             view[:] = private[at : at + view.nbytes]
             at += view.nbytes
-
-    def _is_aligned(self) -> bool:
-        return not any((a | n) % BLOCK_NBYTES for a, n in zip(self.addresses, self.sizes, strict=True))
-
-
-class OnePage:
-    """One page of a batch and its open file."""
-
-    __slots__ = ("descriptor", "direct", "moved", "path", "position", "temporary", "trailer")
-
-    def __init__(self, position: int, path: str, descriptor: int) -> None:
-        self.position = position
-        self.path = path
-        self.descriptor = descriptor
-        #: True where the page cache is bypassed.
-        self.direct = False
-        #: True once the transfer of its bytes went well.
-        self.moved = False
-        #: What was read of the file's end (get).
-        self.trailer = b""
-        #: Where it is written (set).
-        self.temporary = ""

@@ -18,7 +18,7 @@ Both end in the trailer, so a reader needs the size alone.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import xxhash
@@ -71,6 +71,28 @@ def checksum(segments: Sequence[memoryview]) -> bytes:
     for segment in segments:
         state.update(segment)
     return state.digest()
+
+
+def checksums(segments: Sequence[memoryview], per_page: int, positions: Sequence[int]) -> list[bytes]:
+    """Give the checksums of some of the pages whose segments stand in a row, ``per_page`` each."""
+    if per_page == 1:
+        return [_checksum_of_one(segments[position]) for position in positions]
+    return [checksum(segments[p * per_page : (p + 1) * per_page]) for p in positions]
+
+
+def sealer(prefix: str, page_nbytes: int) -> Callable[[str, bytes], bytes]:
+    """Give what makes trailers of pages of one size, from a key to be qualified by prefix, and a checksum.
+
+    The same as ``pack``, for loops.
+    """
+    head = _HEAD.pack(_MAGIC, _VERSION, _HAS_CHECKSUM, 0, page_nbytes)
+    qualifier, check_word, zeros = prefix.encode(), _check_word, _ZEROS
+
+    def seal(key: str, page_checksum: bytes) -> bytes:
+        checked = head + page_checksum
+        return checked + check_word(checked + qualifier + key.encode()) + zeros
+
+    return seal
 
 
 def pack(qualified_key: str, page_nbytes: int, page_checksum: bytes | None) -> bytes:
