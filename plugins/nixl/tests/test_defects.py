@@ -326,3 +326,20 @@ def test_threads_on_one_storage_do_not_corrupt_the_heap(opened):
     for thread in threads:
         thread.join(60.0)
     assert failures == []
+
+
+def test_private_memory_is_lent_again_only_when_it_has_been_judged(objects, seaweed, monkeypatch):
+    """An agent given back first would let another get write over pages that are not yet copied out."""
+    from hicache_nixl.agents import Agents
+    from hicache_nixl.objects import ObjectStore
+
+    arena = an_arena(2)
+    storage = objects(seaweed, arena.pool)
+    keys = keys_of(arena, "a")
+    stored(storage, arena, keys)
+    steps = []
+    give, judged = Agents.give, ObjectStore._judged
+    monkeypatch.setattr(Agents, "give", lambda *a: (steps.append("given"), give(*a))[1])
+    monkeypatch.setattr(ObjectStore, "_judged", lambda *a: (steps.append("judged"), judged(*a))[1])
+    assert storage.batch_get(keys, arena.pages([1])) == [OK]
+    assert steps == ["judged", "given"]

@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pydantic import SecretStr
+
 from hicache_core import HostPool
 from hicache_core.errors import InvalidOptions
 from hicache_core.mounts import file_system_of
@@ -72,12 +74,12 @@ def parameters(plugin: str, options: NixlOptions) -> dict[str, str]:
 
 
 def _object_parameters(options: NixlOptions) -> dict[str, str]:
-    wanted = {
+    wanted: dict[str, str | None] = {
         "bucket": options.bucket,
         "region": options.region,
-        "access_key": options.access_key and options.access_key.get_secret_value(),
-        "secret_key": options.secret_key and options.secret_key.get_secret_value(),
-        "session_token": options.session_token and options.session_token.get_secret_value(),
+        "access_key": _revealed(options.access_key),
+        "secret_key": _revealed(options.secret_key),
+        "session_token": _revealed(options.session_token),
         "endpoint_override": options.endpoint,
         "scheme": (options.endpoint or "https").partition(":")[0],
         "ca_bundle": options.ca_bundle,
@@ -85,6 +87,10 @@ def _object_parameters(options: NixlOptions) -> dict[str, str]:
         "req_checksum": "required",
     }
     return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _revealed(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
 
 
 def _unknown(plugin: str, name: str, known: set[str]) -> str:

@@ -282,8 +282,7 @@ class _Borrowed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._agent is not None:
-            self._agent = self._agents.give(self._agent)
+        self._give()
 
     def move(self, verb: Move, positions: Sequence[int]) -> None:
         """Move pages, and those that fail together once more alone; who comes to none stays SKIPPED."""
@@ -300,7 +299,7 @@ class _Borrowed:
         if time.monotonic() > batch.deadline:
             return None
         if self._agent is not None and self._agent.spent:
-            self._agent = self._agents.give(self._agent)
+            self._give()
         if self._agent is None:
             try:
                 self._agent = self._agents.take(batch.deadline)
@@ -309,3 +308,8 @@ class _Borrowed:
             except (BackendUnavailable, StorageClosed):
                 batch.trouble = Status.UNAVAILABLE
         return self._agent
+
+    def _give(self) -> None:
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            self._agents.give(agent)

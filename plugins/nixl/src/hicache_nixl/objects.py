@@ -6,38 +6,35 @@ transfer of many tells of one failure for all, and at once, while the others
 still write into their memory. NIXL does not say why a transfer failed, nor how
 large an object is; S3 is asked (s3.py).
 
-At the deadline the calling thread walks away (C11: bounce). The agent keeps its
-private memory until the SDK has given up, after 25 s and more, and is closed
-then; a server that refuses connections is found out at once.
+The transfers themselves, and what becomes of them at the deadline, are in
+objectmoves.py.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from pydantic import SecretStr
+
 from hicache_core import HostPool, Namespace, Pages, Status, Usage
 from hicache_core.errors import BackendTimeout, BackendUnavailable, StorageClosed
-from hicache_nixl._native import Agent, Scratch, Transfer, TransferFailed
+from hicache_nixl._native import Agent, Scratch
 from hicache_nixl.agents import Agents
+from hicache_nixl.objectmoves import ObjectMover
 from hicache_nixl.options import NixlOptions
 from hicache_nixl.s3 import Account, Bucket, Found
 from hicache_nixl.trailer import TRAILER_NBYTES, Verdict, checksum, examine, pack, plain_nbytes
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 #: Requests to S3 itself at a time.
 WORKERS = 8
 MAX_BAD = 65_536
 #: Gets of an object that S3 says is there before it is called damaged: others may set and remove it.
 ATTEMPTS = 3
-
-#: How long a transfer may be silent before S3 is asked whether it is there at all.
-_SUSPECT_S = 0.25
-_FIRST_PAUSE_S = 0.0001
-_LONGEST_PAUSE_S = 0.002
 
 #: What the end of private memory holds before a get: no trailer ends so, however much of one is missing.
 _NO_TRAILER = b"\xff" * TRAILER_NBYTES
@@ -55,6 +52,7 @@ class ObjectStore:
         self._prefix = options.prefix
         self._agents = agents
         self._bucket = Bucket(account_of(options))
+        self._mover = ObjectMover(agents, self._bucket, self._own_prefix)
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="hicache-nixl-s3")
         self._checksums = options.checksum
         self._staging_nbytes = options.staging
@@ -200,7 +198,7 @@ class ObjectStore:
         bad = self._bad.get(name)
         return (_OK if bad is None or bad != found.etag else Status.CORRUPT), found
 
-    def _each(self, work: Callable[[T], object], items: Sequence[T]) -> list:
+    def _each(self, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Do work for each item, several at a time."""
         if len(items) < 2:
             return [work(item) for item in items]
@@ -254,9 +252,8 @@ class ObjectStore:
         for slot in range(len(part)):
             end = (slot + 1) * stride
             memory.view[end - TRAILER_NBYTES : end] = _NO_TRAILER  # a stale one would be believed
-        failed, late = self._transfer(
-            agent, "READ", [self._name(keys[p]) for p in part], memory, stride, deadline
-        )
+        names = [self._name(keys[p]) for p in part]
+        failed, late = self._mover.move(agent, "READ", names, memory, stride, deadline)
         for slot, position in enumerate(part):
             if slot in late:
                 statuses[position] = late[slot]
@@ -302,7 +299,7 @@ class ObjectStore:
             trailer = pack(self._namespace.qualify(keys[position]), locs.nbytes, value)
             memory.view[at : at + TRAILER_NBYTES] = trailer
         names = [self._name(keys[p]) for p in part]
-        failed, late = self._transfer(agent, "WRITE", names, memory, stride, deadline)
+        failed, late = self._mover.move(agent, "WRITE", names, memory, stride, deadline)
         for slot, position in enumerate(part):
             if slot in late:
                 statuses[position] = late[slot]
@@ -317,68 +314,6 @@ class ObjectStore:
         if not late:
             self._agents.give(agent)
         return not late
-
-    def _transfer(
-        self, agent: Agent, verb: str, names: Sequence[str], memory: Scratch, stride: int, deadline: float
-    ) -> tuple[set[int], dict[int, Status]]:
-        """Move objects, a transfer each: give the slots that failed, and those that did not end in time."""
-        first = agent.next_objects(len(names))
-        rows = [(0, stride, first + slot, name) for slot, name in enumerate(names)]
-        running: dict[int, Transfer] = {}
-        failed: set[int] = set()
-        try:
-            registration = agent.register("OBJ", rows)
-        except TransferFailed:
-            agent.spent = True
-            return set(range(len(names))), {}
-        for slot in range(len(names)):
-            local = ("DRAM", [(memory.address + slot * stride, stride, 0)])
-            try:
-                running[slot] = agent.start(verb, local, ("OBJ", [(0, stride, first + slot)]))
-            except TransferFailed:
-                failed.add(slot)
-        trouble = self._await(running, failed, deadline)
-        if not running:
-            try:
-                agent.forget(registration)
-            except TransferFailed:
-                agent.spent = True
-            return failed, {}
-        self._agents.abandon(agent, list(running.values()))
-        return failed, dict.fromkeys(running, trouble)
-
-    def _await(self, running: dict[int, Transfer], failed: set[int], deadline: float) -> Status:
-        """Poll transfers until all have ended or there is no point in waiting; tell what the rest met."""
-        pause = _FIRST_PAUSE_S
-        quiet_since = time.monotonic()
-        while running:
-            ended = [slot for slot, transfer in running.items() if transfer.poll()]
-            failed.update(slot for slot in ended if running[slot].failed)
-            for slot in ended:
-                del running[slot]
-            now = time.monotonic()
-            if ended:
-                quiet_since, pause = now, _FIRST_PAUSE_S
-                continue
-            if now > deadline:
-                return Status.TIMEOUT
-            if now - quiet_since > _SUSPECT_S:
-                quiet_since = now
-                if self._refuses_connections(deadline):
-                    return Status.UNAVAILABLE
-            time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_S)
-        return _OK
-
-    def _refuses_connections(self, deadline: float) -> bool:
-        """Ask S3 anything, briefly: the SDK retries for 25 s what is refused at once."""
-        try:
-            self._bucket.head(self._own_prefix, min(deadline, time.monotonic() + _SUSPECT_S))
-        except BackendTimeout:
-            return False
-        except BackendUnavailable:
-            return True
-        return False
 
     # What NIXL does not tell.
 
@@ -396,7 +331,7 @@ class ObjectStore:
 def account_of(options: NixlOptions) -> Account:
     """Give the account that options name."""
 
-    def plain(secret: object) -> str:
+    def plain(secret: SecretStr | None) -> str:
         return secret.get_secret_value() if secret is not None else ""
 
     return Account(

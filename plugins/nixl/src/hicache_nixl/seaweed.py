@@ -21,6 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 START_TIMEOUT_S = 60.0
@@ -188,7 +189,7 @@ class Seaweed:
         if self._filer("GET", path) != value:
             raise ConnectionError("a value that was written is not there yet")
 
-    def _await(self, attempt: object, what: str) -> None:
+    def _await(self, attempt: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
