@@ -32,9 +32,10 @@ class Server:
             "--device cpu --load-format dummy --attention-backend torch_native --sampling-backend pytorch "
             "--grammar-backend none --skip-tokenizer-init --disable-overlap-schedule --dtype bfloat16 "
             f"--mem-fraction-static {MEMORY_SHARE} --max-total-tokens 2048 --page-size {PAGE} "
-            "--context-length 1024 --host 127.0.0.1 --admin-api-key admin --skip-server-warmup --log-level info "
-            "--enable-hierarchical-cache --hicache-ratio 2 --hicache-mem-layout page_first_direct "
-            "--hicache-io-backend direct --hicache-write-policy write_through "
+            "--context-length 1024 --host 127.0.0.1 --admin-api-key admin --skip-server-warmup "
+            "--log-level info --enable-hierarchical-cache --hicache-ratio 2 "
+            "--hicache-mem-layout page_first_direct --hicache-io-backend direct "
+            "--hicache-write-policy write_through "
             "--hicache-storage-prefetch-policy wait_complete"
         ).split()
         port = self.url.rpartition(":")[2]
