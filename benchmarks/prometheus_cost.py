@@ -25,55 +25,25 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from core_facade import BATCH, PAGE_NBYTES, NullStorage
+
 from hicache_core import (
-    BackendSpec,
-    Capabilities,
     Component,
     HiCache,
-    HiCacheStorage,
     HostPool,
     Identity,
-    Pages,
     Placement,
-    Status,
     StorageBackendFactory,
-    Usage,
     observers,
 )
 from hicache_prometheus.recorder import Recorder, recorder
 
-BATCH = 128
-PAGE_NBYTES = 64 << 10
 CALLS = 400
 FLOOR = 0.97
-
-
-class NullStorage(HiCacheStorage):
-    """Says OK to everything and touches nothing."""
-
-    spec = BackendSpec(
-        name="null",
-        api=1,
-        target=f"{__name__}:NullStorage",
-        options="hicache_core.options:Options",
-        capabilities=Capabilities(deadline="hold"),
-    )
-
-    def batch_contains(self, keys: Sequence[str]) -> list[Status]:
-        return [Status.OK] * len(keys)
-
-    def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
-        return [Status.OK] * len(keys)
-
-    def batch_set(self, keys: Sequence[str], locs: Pages) -> list[Status]:
-        return [Status.OK] * len(keys)
-
-    def usage(self) -> Usage:
-        return Usage(0, 0, 0, None)
 
 
 def shortest_us(work: Callable[[], Any]) -> float:
@@ -109,7 +79,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    StorageBackendFactory.register_backend("null", __name__, "NullStorage")
+    StorageBackendFactory.register_backend("null", NullStorage.__module__, "NullStorage")
     component = Component("kv", shard="whole", byte_order="opaque", format="bytes", page_nbytes=PAGE_NBYTES)
     pool = HostPool.from_buffer(bytearray(BATCH * PAGE_NBYTES), component)
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -90,7 +90,8 @@ def test_it_runs_the_replay(hicache, workers):
 
 
 def test_its_doctor_is_content(hicache, tmp_path):
-    hicache("doctor", NAME, "--option", f"root={tmp_path}")
+    report = json.loads(hicache("doctor", NAME, "--option", f"root={tmp_path}", "--json"))
+    assert report["ok"] is True
 
 
 def test_its_own_tests_pass(outside):

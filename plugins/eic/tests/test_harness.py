@@ -46,12 +46,5 @@ def test_a_harness_that_is_killed_leaves_no_simulator_behind(tmp_path, simulator
             os.close(descriptor)
 
 
-def test_a_simulator_whose_starter_is_gone_before_it_could_look_ends_at_once(tmp_path):
-    command = [sys.executable, "-m", "hicache_eic.simulator.server", "--parent", "1"]
-    command += ["--ready-file", str(tmp_path / "ready")]
-    assert subprocess.run(command, check=False, timeout=30).returncode == -signal.SIGKILL
-    assert not (tmp_path / "ready").exists()
-
-
 def test_nothing_is_missing_here_that_would_have_the_suite_skipped():
     assert EicHarness({}).available() is None

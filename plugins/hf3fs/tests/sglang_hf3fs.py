@@ -29,8 +29,8 @@ from typing import Any
 
 import torch
 
+from hicache_conformance.leash import end_with
 from hicache_hf3fs import usrbio_double
-from hicache_hf3fs.leash import end_with
 
 FOLDER_VARIABLE = "HICACHE_TEST_SGLANG"
 URL_VARIABLE = "HICACHE_TEST_MINI_SERVER"

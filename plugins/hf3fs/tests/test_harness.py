@@ -46,13 +46,6 @@ def test_a_harness_that_is_killed_leaves_no_server_behind(tmp_path, server):
             os.close(descriptor)
 
 
-def test_a_server_whose_starter_is_gone_before_it_could_look_ends_at_once(tmp_path):
-    server = [sys.executable, "-m", "hicache_hf3fs.leash", "1", "--port", "0"]
-    server += ["--database", str(tmp_path / "m.sqlite")]
-    assert subprocess.run(server, check=False, timeout=30).returncode == -signal.SIGKILL
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_nothing_is_missing_here_that_would_have_the_suite_skipped():
     subjects = [{}, {"client": "usrbio"}, {"metadata": "local"}]
     assert [Hf3fsHarness(given).available() for given in subjects] == [None] * 3

@@ -10,9 +10,8 @@ from typing import Any
 import click
 
 from hicache_core import HiCacheError
-from hicache_core.factory import import_target, load_spec
-from hicache_core.options import Options, environment_name, is_secret, resolve
-from hicache_core.registry import registry
+from hicache_core.adapters import printable_options
+from hicache_core.options import environment_name
 from hicache_sglang.settings import PREFIX
 from hicache_sglang.versions import RELEASES, has_plugins, has_zero_copy, release_of
 
@@ -33,7 +32,7 @@ def sglang(name: str, options: tuple[str, ...], version: str | None, model: str,
     version = version or installed_version() or RELEASES[-1].version
     try:
         release = release_of(version)
-        given, secrets = checked(name, dict(_split(option) for option in options))
+        given, secrets = printable_options(name, dict(_split(option) for option in options))
     except (HiCacheError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     by_name = has_plugins(version) and not dynamic
@@ -59,20 +58,6 @@ def installed_version() -> str:
         return metadata.version("sglang")
     except metadata.PackageNotFoundError:
         return ""
-
-
-def checked(name: str, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Validate a backend's options; give those to print, and the names of secrets that must not be.
-
-    Raises:
-        BackendLoadError: an unknown backend, or options that are not valid.
-    """
-    provider = registry.find(name)
-    spec = load_spec(provider)
-    model: type[Options] = import_target(spec.options, provider, spec)
-    resolve(spec.name, model, given)
-    secrets = [option for option in given if is_secret(model.model_fields[option])]
-    return {option: value for option, value in given.items() if option not in secrets}, secrets
 
 
 def backend_and_extra(

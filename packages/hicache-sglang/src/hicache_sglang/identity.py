@@ -19,7 +19,8 @@ from typing import Any
 
 from hicache_core import Identity
 from hicache_core.errors import InvalidOptions
-from hicache_sglang.fingerprint import adapter_paths, adapters_digest, file_digest, weights_digest
+from hicache_core.fingerprint import weights_digest
+from hicache_sglang.fingerprint import adapter_paths, adapters_digest, file_digest
 from hicache_sglang.settings import Settings
 
 _log = logging.getLogger("hicache")

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
+from hicache_core.adapters import AdapterOptions
 from hicache_core.errors import InvalidOptions
-from hicache_core.options import Options, resolve
+from hicache_core.options import resolve
 
 #: What the plugin puts before a backend's name, so that SGLang's own names stay as they are.
 PREFIX = "hicache."
@@ -41,35 +42,14 @@ SGLANG_KEYS = frozenset(
 )
 
 
-class Settings(Options):
+class Settings(AdapterOptions):
     """The adapter's own options; everything else belongs to the backend."""
 
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="The backend's own options; see `hicache show`."
-    )
-    timeout_s: float = Field(default=5.0, gt=0, le=600, description="Seconds a call to the store may take.")
-    model: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The model's id; default: the server's model path. Set it to one text "
-        "on servers that keep the same weights under different paths.",
-    )
-    weights: str | None = Field(
-        default=None, min_length=1, description="A fingerprint of the weights; default: taken from the files."
-    )
-    tenant: str | None = Field(default=None, min_length=1, description="Keeps users of one store apart.")
     cache_salts: bool = Field(
         default=False,
         description="Requests carry cache_salt or extra_key. Releases before 0.5.20 leave both out "
         "of their page hashes; there the adapter refuses to start when this is set.",
     )
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _options_are_a_table(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            raise ValueError(f'{value!r} is not a table of options, such as {{"root": "/data/kv"}}')
-        return dict(value)
 
 
 def read_settings(extra_config: Mapping[str, Any] | None) -> Settings:

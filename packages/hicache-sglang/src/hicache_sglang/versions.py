@@ -7,10 +7,9 @@ hold every line of it against the real wheels.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-OLDEST = "0.5.5"
+from hicache_core.adapters import parsed_version, release_known
 
 _CONFIG_055 = ("tp_rank", "tp_size", "is_mla_model", "is_page_first_layout", "model_name", "extra_config")
 _CONFIG_059 = ("tp_rank", "tp_size", "pp_rank", "pp_size", *_CONFIG_055[2:])
@@ -130,29 +129,20 @@ CHANGES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def parsed(version: str) -> tuple[int, ...]:
-    """Turn ``0.5.20`` (or ``0.5.20.post1``, ``0.5.20rc1``) into something that sorts."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-
-
 def release_of(version: str) -> Release:
     """Give the newest known release that is not newer than this version.
 
     Raises:
         ValueError: it is older than the oldest supported one, or no version at all.
     """
-    wanted = parsed(version)
-    known = [release for release in RELEASES if parsed(release.version) <= wanted]
-    if not wanted or not known:
-        raise ValueError(f"SGLang {version} is not supported; the oldest is {OLDEST}")
-    return known[-1]
+    return release_known("SGLang", RELEASES, version)
 
 
 def has_plugins(version: str) -> bool:
     """Tell whether ``hicache.<name>`` can be given as a backend name: from 0.5.11 on."""
-    return parsed(version) >= (0, 5, 11)
+    return parsed_version(version) >= (0, 5, 11)
 
 
 def has_zero_copy(version: str) -> bool:
     """Tell whether "interface_v1" is heeded: from 0.5.6 on."""
-    return parsed(version) >= (0, 5, 6)
+    return parsed_version(version) >= (0, 5, 6)

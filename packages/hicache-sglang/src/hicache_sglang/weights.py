@@ -12,7 +12,8 @@ import logging
 import threading
 
 from hicache_core import HiCache, Identity
-from hicache_sglang.fingerprint import adapter_paths, weights_digest
+from hicache_core.fingerprint import weights_digest
+from hicache_sglang.fingerprint import adapter_paths
 from hicache_sglang.identity import Server
 
 _log = logging.getLogger("hicache")

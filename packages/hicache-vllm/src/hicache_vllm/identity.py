@@ -16,7 +16,7 @@ from typing import Any
 
 from hicache_core import Identity, Placement
 from hicache_core.errors import InvalidOptions
-from hicache_vllm.fingerprint import weights_digest
+from hicache_core.fingerprint import weights_digest
 from hicache_vllm.layout import Layout
 from hicache_vllm.settings import Settings
 

@@ -22,7 +22,7 @@ import sys
 import threading
 from typing import Any
 
-from hicache_vllm.fingerprint import Stamp, stamp_of, weights_digest
+from hicache_core.fingerprint import Stamp, stamp_of, weights_digest
 
 _log = logging.getLogger("hicache")
 

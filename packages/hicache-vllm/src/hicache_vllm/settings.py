@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from hicache_core.options import Options, resolve
+from hicache_core.adapters import AdapterOptions
+from hicache_core.options import resolve
 
 #: Read by vLLM and left in the entry by some release; not ours to refuse.
 #: Source: vLLM 0.24 to 0.33, ``v1/kv_offload/tiering/{factory,spec}.py``.
@@ -27,33 +28,12 @@ VLLM_KEYS = frozenset({"type", "module_path", "locality", "backpressure"})
 _PLAIN = (str, int, float, bool, list, dict)
 
 
-class Settings(Options):
+class Settings(AdapterOptions):
     """The adapter's own options; everything else belongs to the backend."""
 
     backend: str = Field(min_length=1, description='The hicache backend, for example "file".')
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="The backend's own options; see `hicache show`."
-    )
-    timeout_s: float = Field(default=5.0, gt=0, le=600, description="Seconds a call to the store may take.")
     load_threads: int = Field(default=2, ge=1, le=64, description="Threads that read pages.")
     store_threads: int = Field(default=2, ge=1, le=64, description="Threads that write pages.")
-    model: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The model's id; default: the server's model path. Set it to one text "
-        "on servers that keep the same weights under different paths.",
-    )
-    weights: str | None = Field(
-        default=None, min_length=1, description="A fingerprint of the weights; default: taken from the files."
-    )
-    tenant: str | None = Field(default=None, min_length=1, description="Keeps users of one store apart.")
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _options_are_a_table(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            raise ValueError(f'{value!r} is not a table of options, such as {{"root": "/data/kv"}}')
-        return dict(value)
 
 
 def read_settings(entry: Mapping[str, Any]) -> Settings:

@@ -7,10 +7,9 @@ every line of it against the real wheels.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
-OLDEST = "0.24.0"
+from hicache_core.adapters import release_known
 
 #: What a secondary tier must have, the same in all of them.
 ABSTRACT = frozenset(
@@ -124,19 +123,10 @@ CHANGES: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def parsed(version: str) -> tuple[int, ...]:
-    """Turn ``0.32.0`` (or ``0.32.0.post1``, ``0.33.0rc1``) into something that sorts."""
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-
-
 def release_of(version: str) -> Release:
     """Give the newest known release that is not newer than this version.
 
     Raises:
         ValueError: it is older than the oldest supported one, or no version at all.
     """
-    wanted = parsed(version)
-    known = [release for release in RELEASES if parsed(release.version) <= wanted]
-    if not wanted or not known:
-        raise ValueError(f"vLLM {version} is not supported; the oldest is {OLDEST}")
-    return known[-1]
+    return release_known("vLLM", RELEASES, version)

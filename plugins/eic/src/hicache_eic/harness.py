@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_conformance.harness import BaseHarness, Damage, HarnessError
+from hicache_conformance.leash import leashed
 from hicache_core import Namespace
 from hicache_eic.simulator.wire import receive, send
 
@@ -154,8 +155,8 @@ class EicHarness(BaseHarness):
         ready.unlink(missing_ok=True)
         port = self._address.rpartition(":")[2]
         command = [sys.executable, "-m", "hicache_eic.simulator.server"]
-        command += ["--port", port, "--ready-file", str(ready), "--parent", str(os.getpid())]
-        self._server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        command += ["--port", port, "--ready-file", str(ready)]
+        self._server = subprocess.Popen(leashed(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not ready.exists():
             if self._server.poll() is not None or time.monotonic() > deadline:

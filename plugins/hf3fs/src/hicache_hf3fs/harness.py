@@ -1,7 +1,7 @@
 """Hf3fsHarness: page files in a temporary folder, and a metadata server process of its own.
 
 The server takes about half a second to start, on a free loopback port that it keeps across restarts. It ends
-with the thread that started it, so that a killed harness leaves none behind (leash.py).
+with the thread that started it, so that a killed harness leaves none behind (hicache_conformance.leash).
 Options given by the user choose what is checked: ``client=usrbio`` puts the double of the usrbio library
 under it (usrbio_double.py), ``metadata=local`` leaves the server out; then no other process can open the
 store.
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_conformance.harness import BaseHarness, Damage, HarnessError
+from hicache_conformance.leash import leashed
 from hicache_core import Namespace
 
 #: Sparse enough on any disk, and more than any case stores.
@@ -146,13 +147,15 @@ class Hf3fsHarness(BaseHarness):
         ready = self._database().with_suffix(".ready")
         ready.unlink(missing_ok=True)
         host, _, port = self._address.rpartition(":")
-        command = [sys.executable, "-m", "hicache_hf3fs.leash", str(os.getpid())]
+        command = [sys.executable, "-m", "hicache_hf3fs.metadata_server"]
         command += ["--database", str(self._database()), "--host", host, "--port", port]
         command += ["--ready-file", str(ready)]
         command += [word for name, seconds in self.terms.items() for word in (f"--{name}", str(seconds))]
         log = self._database().with_suffix(".log").open("ab")
         with log:
-            self._server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._server = subprocess.Popen(
+                leashed(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not ready.exists():
             if self._server.poll() is not None or time.monotonic() > deadline:

@@ -9,7 +9,6 @@ process dies.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -23,6 +22,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+
+from hicache_conformance.leash import leashed
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -41,7 +42,6 @@ _PORTS = (
     "s3.port",
     "s3.port.grpc",
 )
-_PR_SET_PDEATHSIG = 1
 
 
 class SeaweedError(Exception):
@@ -103,12 +103,12 @@ class Seaweed:
         arguments += ["-volume.max=20", "-volume.minFreeSpace=100MiB"]
         with open(folder / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [weed, "server", *arguments],
+                leashed([weed, "server", *arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=folder,
-                preexec_fn=_die_with_parent,
+                umask=0o077,
             )
         self._await(lambda: self._filer("GET", "/"), "answer")
         self._await(self._answers_s3, "answer S3 requests")
@@ -217,9 +217,3 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
-
-
-def _die_with_parent() -> None:
-    """Have the kernel end the server when whoever started it dies. Source: prctl(2)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.umask(0o077)

@@ -15,9 +15,7 @@ A namespace that was never used is not an error: its calls succeed, and it holds
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import signal
 import socket
 import threading
 import time
@@ -26,8 +24,6 @@ from typing import Any
 from hicache_eic.simulator.wire import receive, send
 
 SUCCESS, KEY_NOT_EXIST, PARTIAL_FAILED, FAILED = range(4)
-
-_PR_SET_PDEATHSIG = 1
 
 DEFAULT_QUIRKS: dict[str, Any] = {
     "all_miss_failed": True,
@@ -137,10 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ready-file", required=True)
-    parser.add_argument("--parent", type=int, help="the process that started it and with which it ends")
     given = parser.parse_args()
-    if given.parent is not None:
-        _end_with(given.parent)
     listener = socket.create_server(("127.0.0.1", given.port), backlog=256)
     with open(f"{given.ready_file}.new", "w", encoding="ascii") as file:
         file.write("{}:{}\n".format(*listener.getsockname()))
@@ -149,19 +142,6 @@ def main() -> None:
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=serve, args=(connection, service), daemon=True).start()
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, which a stopped process could not do itself.
-
-    Source: prctl(2), which goes by the thread that started this process, and tells nothing of one that was
-    gone before the call.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl")
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
