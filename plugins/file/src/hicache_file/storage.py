@@ -273,11 +273,10 @@ class HiCacheFile(HiCacheStorage):
 
     def _set(self, writer: Writer, digests: list[bytes], checks: Words, locs: Pages) -> list[Status]:
         state = self._state()
-        statuses: list[Status] = []
         if state.too_large(locs.nbytes):
             return [Status.NO_SPACE] * len(digests)
-        deadline: float | None = None
-        while deadline is None or time.monotonic() < deadline:
+        deadline = time.monotonic() + self.config.timeout_s
+        while True:  # a clear that comes between has it append again, for as long as clears keep coming
             catalog = state.current()
             found = catalog.look(digests)
             present = len(found) - found.count(ABSENT)
@@ -294,9 +293,8 @@ class HiCacheFile(HiCacheStorage):
                 if state.marking and present:
                     _mark(catalog, found)
                 return statuses
-            if deadline is None:  # a clear came between: append again, for as long as clears keep coming
-                deadline = time.monotonic() + self.config.timeout_s
-        return [Status.TIMEOUT if status is OK else status for status in statuses]
+            if time.monotonic() >= deadline:
+                return [Status.TIMEOUT if status is OK else status for status in statuses]
 
     def _append(
         self,
