@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -159,14 +159,10 @@ class Guard:
         try:
             flags = session.dead_flags(keys)
             keys = keys[: flags.index(True)] if flags else keys
-            size = session.chunk(len(keys))
-            run, until = 0, self._until()
-            for start in range(0, len(keys), size):
-                if start and time.monotonic() >= until:
-                    break
-                found = self._exists_once(session, keys[start : start + size])
-                run += found
-                if found < size:
+            run = 0
+            for start, stop in self._parts(len(keys), session.chunk(len(keys))):
+                run += self._exists_once(session, keys[start:stop])
+                if run < stop:
                     break
             return run
         finally:
@@ -186,11 +182,8 @@ class Guard:
         if session is None:
             return
         try:
-            size, until = session.chunk(len(keys)), self._until()
-            for start in range(0, len(keys), size):
-                if start and time.monotonic() >= until:
-                    break
-                verb = partial(session.storage.touch, keys[start : start + size])
+            for start, stop in self._parts(len(keys), session.chunk(len(keys))):
+                verb = partial(session.storage.touch, keys[start:stop])
                 if type(self._try("touch", partial(session.call, verb))) is Status:
                     break
         finally:
@@ -258,19 +251,20 @@ class Guard:
         What is not asked for is SKIPPED. So slow calls add up to the deadline and one call at most.
         """
         statuses: list[Status] = []
-        until = self._until()
-        for start in range(0, count, size):
-            stop = min(start + size, count)
+        for start, stop in self._parts(count, size):
             part = self._settled(verb, self._try(verb, partial(ask, start, stop)), stop - start)
             statuses += part
-            if stop < count and (_no_answer(part) or time.monotonic() >= until):
-                statuses += [Status.SKIPPED] * (count - stop)
+            if _no_answer(part):
                 break
-        return statuses
+        return statuses + [Status.SKIPPED] * (count - len(statuses))
 
-    def _until(self) -> float:
-        """Give the time after which a batch in several calls begins no other one."""
-        return time.monotonic() + self.config.timeout_s
+    def _parts(self, count: int, size: int) -> Iterator[tuple[int, int]]:
+        """Cut a batch into calls of at most ``size``; none begins after the deadline of the whole."""
+        until = time.monotonic() + self.config.timeout_s
+        for start in range(0, count, size):
+            if start and time.monotonic() >= until:
+                return
+            yield start, min(start + size, count)
 
     def _try(self, verb: str, work: Callable[[], Any]) -> Any:
         """Run a backend's verb; a Status in place of its answer when there is none."""
