@@ -168,11 +168,12 @@ class Ledger:
                 self.slots[number] = _FREE
                 write_exactly(self._root.fd, pack_slot(_FREE), TABLE_OFFSET + number * SLOT_NBYTES)
 
-    def remove(self, folder: Folder, name: str) -> None:
-        """Unlink a segment."""
+    def remove(self, folder: Folder, name: str, *, unlink: bool = True) -> None:
+        """Unlink a segment; or only take it off the books, for a caller that uses its files at once."""
         self.begin()
         self.used -= self._counted(folder, name)
-        remove_pair(folder, name)
+        if unlink:
+            remove_pair(folder, name)
         self.unregister(bytes.fromhex(name))
 
     def settle(self, folder: Folder, name: str) -> None:

@@ -76,6 +76,10 @@ class Catalog:
         """Give a segment by its ordinal; None when it is gone."""
         return self._by_ordinal.get(ordinal)
 
+    def by_id(self, segment_id: bytes) -> Segment | None:
+        """Give a live segment by its id."""
+        return self._by_id.get(segment_id)
+
     def segments(self) -> list[Segment]:
         """List the live segments."""
         return list(self._by_id.values())

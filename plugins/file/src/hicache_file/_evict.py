@@ -14,21 +14,30 @@ journal. Each step may be the last one that this process takes:
 
 Victims are listed once and then used up in order: whatever is created later has
 a higher sequence than all of them.
+
+Victims without a mark are only declared deleted; their files go when the room is
+needed. Then, if nobody has one open, it is not unlinked but taken over: its
+files become the next segment. The kernel need not free its page cache and find
+new pages and inodes, which is half of what a set costs otherwise. Whoever reads
+a segment holds its journal's shared lock, so one that is being read is never
+written over.
 """
 
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from hicache_file._budget import Ledger, RootFile, namespaces, scan_folder
+from hicache_file._budget import Ledger, RootFile, namespaces, remove_pair, scan_folder
 from hicache_file._epoch import EpochFile
-from hicache_file._files import Folder
-from hicache_file._format import DELETED, BadHeader, Event
+from hicache_file._files import Folder, lock_alone
+from hicache_file._format import DELETED, BadHeader, Event, total_nbytes
 from hicache_file._janitor import Janitor
 from hicache_file._rescue import Source, rescue
 from hicache_file._segment import read_header
@@ -52,37 +61,89 @@ class Victim:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A segment taken over: nobody has it open, and nobody can open it while ``idx`` is locked."""
+
+    folder: Folder
+    name: str
+    idx: int
+    """Its journal, locked alone."""
+
+    @classmethod
+    def of(cls, folder: Folder, name: str, nbytes: int) -> Taken | None:
+        """Take a segment over if its .seg file has this size and no other name, and nobody has it open.
+
+        Raises:
+            OSError.
+        """
+        found = os.stat(f"{name}.seg", dir_fd=folder.fd, follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size != nbytes:
+            return None
+        idx = folder.open(f"{name}.idx", os.O_RDWR)
+        if os.fstat(idx).st_nlink == 1 and lock_alone(idx):
+            return cls(folder, name, idx)
+        os.close(idx)
+        return None
+
+    def discard(self) -> None:
+        """Unlink it after all."""
+        os.close(self.idx)
+        remove_pair(self.folder, self.name)
+
+
 class Evictor:
     """Finds and removes victims; used under the root's lock only."""
 
-    def __init__(self, root: RootFile, janitor: Janitor, *, fsync: bool) -> None:
+    def __init__(
+        self, root: RootFile, janitor: Janitor, *, fsync: bool, let_go: Callable[[bytes], bool]
+    ) -> None:
+        """Start with nothing listed.
+
+        Args:
+            let_go: closes our own files of a segment; False unless it may be taken over.
+        """
         self._root = root
         self._janitor = janitor
         self._fsync = fsync
+        self._let_go = let_go
+        #: Declared deleted, still there; with whether they may be taken over.
+        self._void: deque[tuple[Victim, bool]] = deque()
         self._victims: deque[Victim] = deque()
         #: How many there were when they were listed.
         self._listed = 0
         self._space: tuple[str, Folder, EpochFile | None] | None = None
 
-    def make_room(self, ledger: Ledger, nbytes: int, spared: Collection[bytes]) -> None:
-        """Evict until nbytes more fit the budget; nothing without one.
+    def make_room(self, ledger: Ledger, segment_nbytes: int, spared: Collection[bytes]) -> Taken | None:
+        """Evict until a segment of this size fits the budget; nothing without one.
 
         Args:
             spared: ids of segments that stay.
+
+        Returns: an evicted segment of this size whose files are the caller's; or None.
 
         Raises:
             OSError: ENOSPC when nothing is left to evict.
         """
         lists = 0
-        while ledger.capacity and ledger.used + nbytes > ledger.capacity:
+        taken: Taken | None = None
+        while ledger.capacity and ledger.used + total_nbytes(segment_nbytes) > ledger.capacity:
+            if self._void:
+                victim, reusable = self._void.popleft()
+                wanted = segment_nbytes if reusable and taken is None else 0
+                taken = self._drop(ledger, victim, wanted) or taken
+                continue
             group = self._next_group(ledger, spared)
             for _, members in groupby(group, attrgetter("namespace")):
                 self._evict(ledger, list(members))
             if not group and lists == _LISTS:
+                if taken is not None:
+                    taken.discard()
                 raise OSError(errno.ENOSPC, "nothing is left to evict")
             if not group:
                 self._victims = deque(self._list(ledger))
                 self._listed, lists = len(self._victims), lists + 1
+        return taken
 
     def close(self) -> None:
         """Give descriptors back."""
@@ -142,13 +203,34 @@ class Evictor:
         ledger.begin()
         sources = self._sources(folder, epoch, victims)
         try:
-            if epoch is not None and sources:
+            if epoch is not None and any(source.last_use.any() for source in sources):
                 self._rescue(ledger, folder, epoch, sources)
-            for victim in victims:
-                self._unlink(ledger, folder, victim.name)
+                for victim in victims:
+                    ledger.remove(folder, victim.name)
+                return
+            if epoch is not None and sources:
+                self._publish(epoch, sources)
+            self._void.extend((victim, self._let_go(bytes.fromhex(victim.name))) for victim in victims)
         finally:  # after the unlinks: what frees the page cache is the last close
             for source in sources:
                 self._janitor.do(source.close)
+
+    def _drop(self, ledger: Ledger, victim: Victim, wanted_nbytes: int) -> Taken | None:
+        """Remove one that was declared deleted, or take it over if it has the wanted size and is free."""
+        try:
+            folder, _ = self._opened(victim.namespace)
+            if wanted_nbytes:
+                taken = Taken.of(folder, victim.name, wanted_nbytes)
+                if taken is not None:
+                    ledger.remove(folder, victim.name, unlink=False)
+                    return taken
+            seg = folder.open(f"{victim.name}.seg")
+        except OSError:
+            pass  # half removed, or gone
+        else:  # what frees the page cache is the last close
+            self._janitor.do(lambda: os.close(seg))
+        ledger.remove(folder, victim.name)
+        return None
 
     def _rescue(self, ledger: Ledger, folder: Folder, epoch: EpochFile, sources: Sequence[Source]) -> None:
         """Give marked pages a second chance, and tell others what is gone."""
@@ -156,9 +238,13 @@ class Evictor:
         try:
             for emptied in rescue(self._root, ledger, folder, epoch, sources, limit, fsync=self._fsync):
                 for source in emptied:
-                    self._unlink(ledger, folder, source.header.id.hex())
+                    ledger.remove(folder, source.header.id.hex())
         except (OSError, ValueError):
             pass  # a full disk, a damaged file: the rest goes without a second chance
+        self._publish(epoch, sources)
+
+    def _publish(self, epoch: EpochFile, sources: Sequence[Source]) -> None:
+        """Tell others what is deleted."""
         try:
             with epoch.lock.held(LOCK_TIMEOUT_S):
                 epoch.append(
@@ -183,9 +269,6 @@ class Evictor:
             except (OSError, ValueError):
                 continue
         return sources
-
-    def _unlink(self, ledger: Ledger, folder: Folder, name: str) -> None:
-        ledger.remove(folder, name)
 
     def _opened(self, namespace: str) -> tuple[Folder, EpochFile | None]:
         """Open a namespace's folder and epoch file; the last one is kept open."""

@@ -185,6 +185,27 @@ def try_lock(fd: int) -> bool:
     return True
 
 
+def lock_shared(fd: int) -> bool:
+    """Hold a file against ``lock_alone`` for as long as it is open; False while somebody has it alone."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        if error.errno not in _NO_FLOCK:
+            raise
+    return True
+
+
+def lock_alone(fd: int) -> bool:
+    """Lock a file that nobody else holds; False as well where the file system knows no flock."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
 def unlock(fd: int) -> None:
     """Give an flock back."""
     try:

@@ -155,6 +155,11 @@ def journal_room(segment_nbytes: int) -> int:
     return -(-max(64, segment_nbytes // 4096) // 64) * 64
 
 
+def total_nbytes(segment_nbytes: int) -> int:
+    """Tell what both files of a segment of this size take while it is open."""
+    return segment_nbytes + journal_nbytes(journal_room(segment_nbytes))
+
+
 def journal_nbytes(room: int) -> int:
     """Tell the size of a preallocated .idx file."""
     return JOURNAL_HEAD_NBYTES + room * (2 + RECORD_NBYTES)

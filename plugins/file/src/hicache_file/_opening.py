@@ -123,6 +123,7 @@ def _prepare(opened: Opened) -> None:
         lanes=options.lanes,
         checksum=opened.checksum,
         fsync=options.fsync,
+        network=opened.network,
         timeout_s=config.timeout_s,
     )
     space = opened.take(folder, epoch)

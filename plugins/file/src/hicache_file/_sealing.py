@@ -50,17 +50,24 @@ class Sealer:
 
     def leave(self, lane: Lane, ledger: Ledger) -> None:
         """Seal what a lane has, now or soon, and leave the lane empty; lane and root are locked."""
-        retired = self._retired(lane)
-        if retired is None:
-            return
         small = 0 < ledger.capacity < SMALL_CAPACITY_NBYTES
-        if small or not retired.segment.count or len(self._waiting) >= _MOST_RETIRED:
-            self._cut(retired)
-            self._settle(retired, ledger)
-            return
-        with self._lock:
-            self._waiting.append(retired)
-        self._space.janitor.post(self._seal_next)
+        if small or not self.retire(lane):
+            self.seal(lane, ledger)
+
+    @property
+    def busy(self) -> bool:
+        """True while there is something for ``tend`` to do."""
+        return bool(self._waiting)
+
+    def retire(self, lane: Lane) -> bool:
+        """Leave a lane's segment to ``tend``, and the lane empty; the lane is locked. False: ``leave`` it."""
+        if lane.segment is not None and (not lane.segment.count or len(self._waiting) >= _MOST_RETIRED):
+            return False
+        retired = self._retired(lane)
+        if retired is not None:
+            with self._lock:
+                self._waiting.append(retired)
+        return True
 
     def seal(self, lane: Lane, ledger: Ledger) -> None:
         """Seal what a lane has, now; lane and root are locked."""
@@ -87,17 +94,27 @@ class Sealer:
             segment.mine, segment.final, segment.table = False, True, None
         return _Retired(segment, handle, data_end)
 
-    def _seal_next(self) -> None:
-        retired = self._next()
-        if retired is None:
-            return
+    def tend(self, then: Callable[[Ledger], None] | None = None) -> None:
+        """Seal what was retired, then do something else under the root's lock; the janitor's work."""
+        cut: list[_Retired] = []
         try:
-            self._cut(retired)
+            while (retired := self._next()) is not None:
+                cut.append(retired)
+                self._cut(retired)
+            if not cut and then is None:
+                return
             with self._root.held(self._timeout_s) as ledger:
-                self._settle(retired, ledger)
+                while cut:
+                    self._settle(cut.pop(), ledger)
+                if then is not None:
+                    then(ledger)
         except OSError:
             with self._lock:  # close() tries again; what it cannot seal, the next opener does
-                self._waiting.append(retired)
+                self._waiting.extend(cut)
+
+    def remove(self, segment: Segment, handle: Handle, ledger: Ledger) -> None:
+        """Give back an open segment that holds nothing; the root is locked."""
+        self._settle(_Retired(segment, handle, 0), ledger)
 
     def _next(self) -> _Retired | None:
         with self._lock:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hicache_file._files import Folder
+from hicache_file._files import Folder, lock_shared
 from hicache_file._format import (
     JOURNAL_HEAD_NBYTES,
     RECORD_NBYTES,
@@ -37,7 +37,19 @@ _GROWTH_NBYTES = 4096
 class Segment:
     """What this process knows of one segment."""
 
-    __slots__ = ("count", "final", "gone", "header", "marks", "mine", "name", "ordinal", "table", "verify")
+    __slots__ = (
+        "count",
+        "final",
+        "gone",
+        "header",
+        "marks",
+        "mine",
+        "name",
+        "ordinal",
+        "reusable",
+        "table",
+        "verify",
+    )
 
     def __init__(self, header: SegmentHeader, ordinal: int, boot: bytes) -> None:
         self.header = header
@@ -51,6 +63,8 @@ class Segment:
         self.gone = False
         #: True while a lane of this instance appends to it.
         self.mine = False
+        #: True where this instance made it and all its pages have checksums: it may be taken over.
+        self.reusable = False
         #: Records in memory, for our own open segments only.
         self.table: Words | None = None
         #: What this process has written to the use bytes; allocated on first use.
@@ -142,6 +156,16 @@ class Handles:
                 if not handle.users:
                     self._close_soon(handle)
 
+    def let_go(self, ordinal: int) -> bool:
+        """Close a segment's files now, unless somebody reads them; False, and nothing done, in that case."""
+        with self._lock:
+            handle = self._kept.get(ordinal)
+            if handle is not None and handle.users:
+                return False
+            if handle is not None:
+                self._unkeep(self._kept.pop(ordinal))
+            return True
+
     def close(self) -> None:
         """Drop everything."""
         with self._lock:
@@ -212,7 +236,10 @@ def _close_all(fds: tuple[int, int]) -> None:
 
 
 def open_pair(folder: Folder, header: SegmentHeader, writable: bool) -> tuple[int, int]:
-    """Open a segment's two files and check that the journal is the one that it was."""
+    """Open a segment's two files and check that the journal is the one that it was.
+
+    The journal's shared lock is what keeps an evictor from taking the segment over while this is open.
+    """
     name = header.id.hex()
     seg = folder.open(f"{name}.seg")
     try:
@@ -221,6 +248,8 @@ def open_pair(folder: Folder, header: SegmentHeader, writable: bool) -> tuple[in
         os.close(seg)
         raise
     try:
+        if not lock_shared(idx) or not os.fstat(idx).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "evicted", name)
         if unpack_journal_head(os.pread(idx, JOURNAL_HEAD_NBYTES, 0)) != header:
             raise BadHeader("another journal under this name")
     except BaseException:

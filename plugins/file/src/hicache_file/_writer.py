@@ -1,9 +1,8 @@
 """The writer: appends batches to lanes, and makes and seals the segments behind them (R2, R4, R5).
 
-A segment is made whole under the root's lock: entered into the root's table,
-created, flocked, preallocated, headed. From then on its creator appends without
-any lock of the root: page bytes first, journal records second, so that a record
-that reads well vouches for its page. One batch costs one pwritev a chunk and
+A segment is made whole under the root's lock, mostly ahead of need. From then
+on its creator appends without any lock of the root: page bytes first, journal
+records second, so that a record that reads well vouches for its page. One batch costs one pwritev a chunk and
 one pwrite for its records.
 """
 
@@ -11,32 +10,21 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from hicache_core.status import Status
-from hicache_file._budget import Ledger, RootFile, remove_pair
+from hicache_file._budget import Ledger, RootFile
 from hicache_file._catalog import Catalog
 from hicache_file._evict import Evictor
-from hicache_file._files import preallocate, status_of, try_lock, write_exactly
-from hicache_file._format import (
-    CREATED,
-    RECORD_NBYTES,
-    Event,
-    SegmentHeader,
-    Slot,
-    journal_nbytes,
-    journal_room,
-    pack_journal_head,
-)
-from hicache_file._journal import WORDS, Words, build
+from hicache_file._files import status_of, write_exactly
+from hicache_file._format import RECORD_NBYTES, total_nbytes
+from hicache_file._journal import Words, build
 from hicache_file._lanes import SHARED_FROM_NBYTES, Helper, Lane
+from hicache_file._making import Made, Maker
 from hicache_file._sealing import Sealer
-from hicache_file._segment import Segment
 from hicache_file._space import Space
+from hicache_file._spares import Spares
 from hicache_file._transfer import View, write_pages
 
 #: A segment takes at most this part of the budget, open ones of all processes this part.
@@ -54,7 +42,7 @@ class OneLane(Exception):
     """There is room for one lane only; not an error."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """Pages to append, and what became of each."""
 
@@ -78,6 +66,7 @@ class WriterSettings:
     lanes: int
     checksum: bool
     fsync: bool
+    network: bool
     timeout_s: float
 
 
@@ -103,11 +92,31 @@ class Writer:
         #: The root's budget as last seen, 0 for none.
         self.capacity = capacity
         self.helper = Helper()
-        self.evictor = Evictor(root, space.janitor, fsync=settings.fsync)
+        self.evictor = Evictor(root, space.janitor, fsync=settings.fsync, let_go=self._let_go)
         self._sealer = Sealer(space, root, current, fsync=settings.fsync, timeout_s=settings.timeout_s)
+        self._maker = Maker(
+            space, known, checksum=settings.checksum, fsync=settings.fsync, timeout_s=settings.timeout_s
+        )
+        self._spares = Spares(
+            self._maker,
+            self.evictor,
+            self._sealer,
+            most=settings.lanes,
+            known=known,
+            spared=self._spared,
+        )
+        self._running: list[Batch] = []
 
     def append(self, batch: Batch) -> None:
         """Write a batch; its statuses say what came of each page."""
+        self._running.append(batch)
+        try:
+            self._append_shared(batch)
+        finally:
+            self._running.remove(batch)
+
+    def _append_shared(self, batch: Batch) -> None:
+        """Use both lanes where it pays."""
         count = len(batch.digests)
         big = len(self._lanes) > 1 and count > 1 and count * batch.nbytes >= SHARED_FROM_NBYTES
         if not (big and self.helper.claim()):
@@ -135,6 +144,7 @@ class Writer:
             self._sealer.drain(ledger)
             for lane in self._lanes:
                 self._sealer.seal(lane, ledger)
+            self._spares.close(ledger)
 
     def flush(self, timeout_s: float) -> None:
         """Seal what is full, so that the books say what the files take.
@@ -149,6 +159,7 @@ class Writer:
     def drop_void(self, epoch: int, timeout_s: float) -> None:
         """Leave lanes whose epoch is over, where no set is at work on them."""
         with self._root.held(timeout_s) as ledger:
+            self._spares.drop(ledger, epoch)
             for lane in self._lanes:
                 if lane.lock.acquire(blocking=False):
                     try:
@@ -233,24 +244,56 @@ class Writer:
         Raises:
             OneLane; OSError: ENOSPC, EACCES, ETIMEDOUT ...
         """
+        spare = self._spares.take(catalog.epoch, batch.nbytes)
+        if spare is not None and self._sealer.retire(lane):
+            self._enter(lane, spare, batch)
+            return
         with self._root.held(self._settings.timeout_s) as ledger:
             self.capacity = ledger.capacity
             self._sealer.leave(lane, ledger)
-            nbytes = self._wanted_nbytes(lane, ledger, batch.nbytes)
-            least = batch.nbytes
-            while True:
-                total = nbytes + journal_nbytes(journal_room(nbytes))
-                try:
-                    self.evictor.make_room(ledger, total, batch.touched)
-                    self._open(lane, ledger, catalog, nbytes)
-                    return
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
+            spare = spare or self._spares.take(catalog.epoch, batch.nbytes)
+            if spare is None:
+                spare = self._made(lane, ledger, catalog, batch)
+        self._enter(lane, spare, batch)
+
+    def _enter(self, lane: Lane, made: Made, batch: Batch) -> None:
+        """Have a lane append to a new segment, and the next ones made if more will be needed soon."""
+        lane.enter(*made)
+        if self._spares.note(made.segment.header.nbytes, batch.nbytes):
+            self._space.janitor.post(lambda: self._sealer.tend(self._spares.fill))
+        elif self._sealer.busy:
+            self._space.janitor.post(self._sealer.tend)
+
+    def _made(self, lane: Lane, ledger: Ledger, catalog: Catalog, batch: Batch) -> Made:
+        """Make a segment now, as large as it can be had."""
+        nbytes = self._wanted_nbytes(lane, ledger, batch.nbytes)
+        least = batch.nbytes
+        while True:
+            try:
+                taken = self.evictor.make_room(ledger, nbytes, batch.touched)
+                return self._maker.make(ledger, catalog.epoch, nbytes, batch.nbytes, taken)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                if not (self._sealer.drain(ledger) or self._spares.drop(ledger)):
+                    if nbytes <= least:
                         raise
-                    if not self._sealer.drain(ledger):
-                        if nbytes <= least:
-                            raise
-                        nbytes = max(least, nbytes // 2)
+                    nbytes = max(least, nbytes // 2)
+
+    def _let_go(self, segment_id: bytes) -> bool:
+        """Close our files of an evicted segment; True where it may be taken over.
+
+        Not where data is flushed: the disk must then never hold an old journal beside new pages. Not on
+        network file systems, whose locks may not reach everybody.
+        """
+        segment = self._known().by_id(segment_id)
+        if segment is None or not segment.reusable or self._settings.fsync or self._settings.network:
+            return False
+        return self._space.handles.let_go(segment.ordinal)
+
+    def _spared(self) -> set[bytes]:
+        """Give the segments that running sets have written to: their pages must outlive them."""
+        return set().union(*(batch.touched for batch in list(self._running)))
 
     def _wanted_nbytes(self, lane: Lane, ledger: Ledger, page_nbytes: int) -> int:
         """Choose a segment's size: the usual one, or what a fair share of a small budget leaves.
@@ -264,76 +307,16 @@ class Writer:
         usual = min(self._settings.segment_nbytes, ledger.capacity // SEGMENT_SHARE)
         nbytes = max(least, _whole_pages(usual, page_nbytes))
         share = ledger.capacity // OPEN_SHARE
-        if ledger.open_nbytes + _total_nbytes(nbytes) > share:
+        if ledger.open_nbytes + total_nbytes(nbytes) > share:
             self._sealer.drain(ledger)
             ledger.reap()
-        if ledger.open_nbytes + _total_nbytes(nbytes) > share and lane is not self._lanes[0]:
+        if ledger.open_nbytes + total_nbytes(nbytes) > share and lane is not self._lanes[0]:
             raise OneLane
-        while ledger.open_nbytes + _total_nbytes(nbytes) > share:
+        while ledger.open_nbytes + total_nbytes(nbytes) > share:
             if nbytes <= least:
                 raise NoRoom("open segments take a quarter of the budget already")
             nbytes = max(least, nbytes // 2)
         return nbytes
-
-    def _open(self, lane: Lane, ledger: Ledger, catalog: Catalog, nbytes: int) -> None:
-        space = self._space
-        header = SegmentHeader(
-            id=os.urandom(16),
-            namespace=space.namespace,
-            boot=space.boot,
-            sequence=ledger.draw_sequence(),
-            epoch=catalog.epoch,
-            room=journal_room(nbytes),
-            nbytes=nbytes,
-            created_ns=time.time_ns(),
-            inode=0,
-            synced=self._settings.fsync,
-        )
-        total = _total_nbytes(nbytes)
-        ledger.begin()
-        ledger.register(Slot(space.namespace, header.id, total))
-        segment = space.new_segment(header)
-        segment.mine = True
-        segment.table = np.zeros((header.room, WORDS), np.uint64)
-        with space.lock:  # before others can hear of it: our own catalog must not take it for theirs
-            space.own[header.id] = segment
-        try:
-            seg, idx = self._make_files(ledger, segment)
-        except BaseException:
-            with space.lock:
-                del space.own[header.id]
-            raise
-        ledger.used += total
-        with space.lock:
-            self._known().create(segment)
-        lane.enter(segment, space.handles.adopt(segment, seg, idx))
-
-    def _make_files(self, ledger: Ledger, segment: Segment) -> tuple[int, int]:
-        folder, name, header = self._space.folder, segment.name, segment.header
-        made: list[int] = []
-        try:
-            for ending in ("seg", "idx"):
-                made.append(folder.open(f"{name}.{ending}", os.O_RDWR | os.O_CREAT | os.O_EXCL))
-            seg, idx = made
-            if not try_lock(seg):
-                raise OSError(errno.ENOLCK, "a new segment cannot be locked")
-            preallocate(seg, header.nbytes)
-            preallocate(idx, journal_nbytes(header.room))
-            segment.header = header = replace(header, inode=os.fstat(seg).st_ino)
-            write_exactly(idx, pack_journal_head(header), 0)
-            if self._settings.fsync:
-                os.fsync(seg)
-                os.fsync(idx)
-                folder.sync()
-            with self._space.epoch.lock.held(self._settings.timeout_s):
-                self._space.epoch.append([Event(CREATED, header.id, header.sequence)], header.epoch)
-            return seg, idx
-        except BaseException:
-            for fd in made:
-                os.close(fd)
-            remove_pair(folder, name)
-            ledger.unregister(header.id)
-            raise
 
 
 def _cut_journal(lane: Lane) -> None:
@@ -346,10 +329,6 @@ def _cut_journal(lane: Lane) -> None:
         os.ftruncate(handle.idx, segment.header.records_start + segment.count * RECORD_NBYTES)
     except OSError:
         pass  # a reader may find whole pages there that no set has promised
-
-
-def _total_nbytes(segment_nbytes: int) -> int:
-    return segment_nbytes + journal_nbytes(journal_room(segment_nbytes))
 
 
 def _whole_pages(nbytes: int, page_nbytes: int) -> int:
