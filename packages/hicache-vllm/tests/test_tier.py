@@ -111,6 +111,32 @@ def test_what_is_stored_is_found_and_loaded_into_its_rows_and_no_other(bench):
     assert one.rows() == [*before[:5], before[2], before[6], before[1]]
 
 
+def test_a_step_makes_way_for_what_a_request_waits_for_and_only_then(bench, monkeypatch):
+    pauses = []
+    one = bench()
+    monkeypatch.setattr("hicache_vllm.tier.time", SimpleNamespace(sleep=pauses.append))
+    one.transfer(loads=False, keys=[key(1)], rows=[1])
+    one.tier.on_schedule_end(None)
+    assert pauses == []
+    one.tier.lookup(key(1), REQUEST)
+    one.tier.on_schedule_end(None)
+    assert len(pauses) == 1
+    one.tier.lookup(key(1), REQUEST)
+    one.tier.on_schedule_end(None)
+    assert len(pauses) == 1, "answered"
+    gate = threading.Event()
+    vllm_toy.BEFORE["get"] = gate.wait
+    one.submit(loads=True, keys=[key(1)], rows=[2])
+    one.tier.on_schedule_end(None)
+    one.tier.on_schedule_end(None)
+    assert len(pauses) == 3, "a load runs"
+    gate.set()
+    one.tier.drain_jobs()
+    one.tier.on_schedule_end(None)
+    assert len(pauses) == 3
+    assert max(pauses) <= 100e-6
+
+
 def test_one_call_a_batch_reaches_the_store(bench):
     one = bench()
     keys = [key(n) for n in range(6)]

@@ -63,7 +63,7 @@ class Jobs:
         self._on_error = on_error
         self._stuck_s = stuck_s
         self._finished: SimpleQueue[Outcome] = SimpleQueue()
-        self._open = 0
+        self._open = self._loads = 0
         self._changed = threading.Condition()
         self._lanes = {
             True: _Lane(load_threads, f"{name}-load", self._run, self._end),
@@ -76,6 +76,7 @@ class Jobs:
         """Have a thread run ``move``; its outcome will be among ``finished``."""
         with self._changed:
             self._open += 1
+            self._loads += loads
         self._lanes[loads].put(_Job(job_id, loads, keys, move))
 
     def finished(self) -> list[Outcome]:
@@ -92,6 +93,11 @@ class Jobs:
     def pending(self) -> bool:
         """True while some job runs, waits, or has an outcome that was not taken."""
         return self._open > 0 or not self._finished.empty()
+
+    @property
+    def loading(self) -> bool:
+        """True while some load runs or waits."""
+        return self._loads > 0
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until no job runs or waits; False at the timeout."""
@@ -129,6 +135,7 @@ class Jobs:
         self._finished.put(outcome)
         with self._changed:
             self._open -= 1
+            self._loads -= outcome.loads
             self._changed.notify_all()
 
 

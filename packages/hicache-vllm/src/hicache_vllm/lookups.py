@@ -38,6 +38,7 @@ class Lookups(AsyncLookupManager):  # type: ignore[misc]
         self._hung_at = -1
         #: When each key that has no answer yet was first asked for, by request.
         self._asked: dict[str, dict[bytes, float]] = {}
+        self._unsure = False
         super().__init__(tier_type=tier_type)
 
     def batch_lookup(self, keys: list[Any], req_context: Any) -> Iterable[bool]:
@@ -61,10 +62,16 @@ class Lookups(AsyncLookupManager):  # type: ignore[misc]
         if asked is None:
             asked = self._asked[req_context.req_id] = {}
         if now - asked.setdefault(key, now) < self._patience_s:
+            self._unsure = True
             return None
         self._hung_at = self._answered
         self._on_late()
         return False
+
+    def take_unsure(self) -> bool:
+        """Tell whether some verdict was None since the last call."""
+        unsure, self._unsure = self._unsure, False
+        return unsure
 
     def mark_miss(self, keys: Collection[Any]) -> None:
         """Answer no for keys that could not be loaded, as long as a request that asked for them lives."""

@@ -15,6 +15,7 @@ loaded is the whole page, as it was stored, or the job says which pages are not.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -38,6 +39,11 @@ from hicache_vllm.settings import Settings, read_settings
 from hicache_vllm.stats import StatsFeed, definitions
 
 _log = logging.getLogger("hicache")
+
+#: vLLM's core steps without a pause while all its requests wait for loads. Each time that a thread of ours
+#: comes back from the store it needs the interpreter's lock, for which it would wait 5 ms
+#: (sys.getswitchinterval); a pause this short a step hands it over.
+_YIELD_S = 50e-6
 
 
 class HiCacheTier(SecondaryTierManager):  # type: ignore[misc]
@@ -148,8 +154,10 @@ class HiCacheTier(SecondaryTierManager):  # type: ignore[misc]
         self._lookups.forget(req_context.req_id)
 
     def on_schedule_end(self, context: Any = None) -> None:
-        """Ask for what this step looked up."""
+        """Ask for what this step looked up, and let the threads that a request waits for run."""
         self._lookups.flush()
+        if self._lookups.take_unsure() or self._jobs.loading:
+            time.sleep(_YIELD_S)
 
     # Transfers.
 
