@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hicache_core import Status
+from hicache_file._evict import Taken
 
 OK, MISS, NO_SPACE = Status.OK, Status.MISS, Status.NO_SPACE
 BATCH = 16
@@ -111,6 +112,66 @@ def test_writers_readers_evictions_and_clears_give_no_wrong_byte(
 ) -> None:
     run_crew(child, root, 7.5, tenants=tenants, clear=True, capacity=24 << 20)
     check_books(make, child, root, 24 << 20)
+
+
+def run_takers(child: ModuleType, root: str, seconds: float) -> None:
+    """Two writers evict and take over all the time; two readers, who leave no marks, open what is going."""
+    options = {"nbytes": 4096, "slots": BATCH}
+    child.Store(root, capacity=8 << 20, **options).close()
+    deadline = time.monotonic() + seconds
+
+    def write(label: str) -> None:
+        store, taken = child.Store(root, **options), 0
+        real = Taken.of
+
+        def counted(*given: Any) -> Taken | None:
+            nonlocal taken
+            found = real(*given)
+            taken += found is not None
+            return found
+
+        Taken.of = counted  # type: ignore[method-assign, assignment]
+        number = 0
+        while time.monotonic() < deadline:
+            assert set(store.set(child.keys_of(label, number, BATCH, 4096))) <= {OK, NO_SPACE}
+            number += 1
+        store.close()
+        assert taken > number // 20
+
+    def read(seed: int) -> None:
+        store, rng = child.Store(root, read_only=True, max_open_segments=8, **options), random.Random(seed)
+        newest, found = 0, 0
+        while time.monotonic() < deadline:
+            label = rng.choice("ab")
+            number = max(0, newest + rng.randrange(-60, 20))
+            statuses = store.get(child.keys_of(label, number, BATCH, 4096))
+            assert set(statuses) <= {OK, MISS}, statuses
+            found += statuses.count(OK)
+            newest = max(newest, number) if OK in statuses else newest + 1 if rng.random() < 0.1 else newest
+        assert found > 0
+        store.close()
+
+    pids = [forked(lambda: write("a")), forked(lambda: write("b"))]
+    pids += [forked(lambda: read(1)), forked(lambda: read(2))]
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(pids)
+
+
+@pytest.mark.slow
+@pytest.mark.clause("C1", "C15")
+def test_readers_of_what_is_taken_over_see_no_wrong_byte(
+    child: ModuleType, make: Callable[..., Any], root: str
+) -> None:
+    run_takers(child, root, 7.5)
+    check_books(make, child, root, 8 << 20)
+
+
+@pytest.mark.soak
+@pytest.mark.clause("C1", "C15")
+def test_readers_of_what_is_taken_over_for_a_minute(
+    child: ModuleType, make: Callable[..., Any], root: str
+) -> None:
+    run_takers(child, root, 60)
+    check_books(make, child, root, 8 << 20)
 
 
 @pytest.mark.soak
