@@ -26,17 +26,22 @@ class ToyCache:
         self.gate.set()
         self.entered = threading.Event()
         self.error = None
+        self.failing = {"exists", "get", "set"}
         self.bad = ()
 
     def _pass(self, verb, hashes):
         self.calls.append((verb, len(hashes)))
         self.entered.set()
         assert self.gate.wait(WAIT_S)
-        if self.error is not None:
+        self._fail(verb)
+
+    def _fail(self, verb):
+        if self.error is not None and verb in self.failing:
             raise self.error
 
     def exists(self, hashes):
         self.calls.append(("exists", len(hashes)))
+        self._fail("exists")
         run = 0
         while run < len(hashes) and hashes[run] in self.pages:
             run += 1
@@ -154,19 +159,32 @@ def test_a_damaged_page_cuts_the_prefix(toy, engines):
     assert second.tree.locked_pages == 0
 
 
-@pytest.mark.parametrize("verb", ["get", "set"])
+@pytest.mark.parametrize("verb", ["exists", "get", "set"])
 def test_a_cache_that_raises_costs_pages_and_nothing_else(toy, engines, verb):
     first = engines(toy)
     first.serve(tokens(3))
     assert first.close()
-    toy.error = RuntimeError("broken")
+    toy.error, toy.failing = RuntimeError("broken"), {verb}
     second = engines(toy)
-    assert counts(second.serve(tokens(4))) == (0, 0, 4, 0)
+    loaded = 3 if verb == "set" else 0
+    assert counts(second.serve(tokens(4))) == (0, loaded, 4 - loaded, 0)
     assert second.controller.settle(WAIT_S)
+    assert len(toy.pages) == (3 if verb == "set" else 4)
     toy.error = None
     assert counts(second.serve(tokens(6))) == (4, 0, 2, 0)
     assert second.close()
     assert second.tree.locked_pages == 0
+
+
+def test_a_write_back_that_raises_costs_its_pages_and_the_eviction_goes_on(toy, engines):
+    engine = engines(toy, num_pages=4, write_policy=WritePolicy.WRITE_BACK)
+    engine.serve(tokens(4))
+    toy.error = RuntimeError("broken")
+    assert counts(engine.serve(tokens(4, first=1000))) == (0, 0, 4, 0)
+    toy.error = None
+    assert (toy.pages, engine.tree.locked_pages, engine.tree.total_pages) == ({}, 0, 4)
+    assert counts(engine.serve(tokens(4))) == (0, 0, 4, 0)
+    assert sorted(toy.pages) == sorted(page_hashes(tokens(4, first=1000), PAGE_TOKENS))
 
 
 def test_best_effort_does_not_wait_and_reuses_no_page_in_flight(toy, engines):
@@ -269,6 +287,29 @@ def test_shutdown_in_the_middle_of_both_threads_work_ends_both(toy, engines):
     controller.finish(prefetch)
     assert tree.locked_pages == 0
     assert controller.pending == 0
+
+
+@pytest.mark.parametrize("work", ["prefetch", "backup"])
+def test_work_that_meets_a_shutdown_from_another_thread_is_not_left_waiting(toy, engines, monkeypatch, work):
+    """Queued behind the thread's end it would never be idle, and its pages locked for ever."""
+    engine = engines(toy)
+    tree, controller = engine.tree, engine.controller
+    tree.insert(tokens(2), tree.allocator.take(2))
+    lock = tree.lock
+
+    def meanwhile(node):
+        other = threading.Thread(target=controller.shutdown, args=(WAIT_S,))
+        other.start()
+        other.join(WAIT_S)
+        lock(node)
+
+    monkeypatch.setattr(tree, "lock", meanwhile)
+    if work == "prefetch":
+        assert controller.prefetch(tokens(4), None, tree.match_prefix(tokens(4))) is None
+    else:
+        controller.backup(tokens(2), None)
+    assert controller.settle(0.0)
+    assert (tree.locked_pages, tree.allocator.available, controller.pending) == (0, 14, 0)
 
 
 def test_page_hashes_cover_what_came_before_and_the_key():

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_core.memory import HostPool
 from hicache_core.notices import Notices
@@ -155,7 +155,10 @@ class HiCacheController:
         prefetch = Prefetch(tokens, extra_key, match, hashes[: len(pages)], pages)
         wait_s = TIMEOUT_BASE_S + TIMEOUT_PER_KI_TOKEN_S * len(pages) * size / 1024
         prefetch.deadline = self._clock() + wait_s
-        self._prefetches.put(prefetch)
+        if not self._submit(self._prefetches, prefetch):
+            self.tree.allocator.give_back(pages)
+            self.tree.unlock(match.node)
+            return None
         return prefetch
 
     def ready(self, prefetch: Prefetch) -> bool:
@@ -200,13 +203,18 @@ class HiCacheController:
         if not chosen:
             return
         self.tree.lock(match.node)
-        self._pending_backups += 1
-        self._backups.put((chosen, match.pages[skip_pages:], match.node))
+        if self._submit(self._backups, (chosen, match.pages[skip_pages:], match.node)):
+            self._pending_backups += 1
+        else:
+            self.tree.unlock(match.node)
 
     def write_back(self, tokens: tuple[int, ...], extra_key: str | None, pages: list[int]) -> None:
         """Write a node that is about to be evicted; for the tree's on_evict, which waits."""
         hashes = page_hashes(tokens, self.tree.page_tokens, extra_key=extra_key)[-len(pages) :]
-        self._store(hashes, pages)
+        try:
+            self._store(hashes, pages)
+        except Exception as error:  # noqa: BLE001 - the eviction goes on: a lost page is a later miss
+            self._notices.warn("hicache write-back", type(error).__name__, repr(error))
 
     def poll(self) -> None:
         """Unlock what was backed up and free what prefetches have let go; call it often."""
@@ -266,10 +274,12 @@ class HiCacheController:
 
     def shutdown(self, timeout_s: float) -> bool:
         """End both threads: running batches end, queued work is dropped; False when a thread still runs."""
-        self._closed = True
+        with self._use:
+            if not self._closed:
+                self._prefetches.put(None)
+                self._backups.put(None)
+            self._closed, self._cache = True, None
         detached = self.detach(timeout_s)
-        self._prefetches.put(None)
-        self._backups.put(None)
         deadline = time.monotonic() + (timeout_s if detached else 0.0)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -343,6 +353,13 @@ class HiCacheController:
     def _signal(self) -> None:
         with self._use:
             self._use.notify_all()
+
+    def _submit(self, queue: SimpleQueue[Any], work: object) -> bool:
+        """Give a thread work; False once it ends. What came behind its end would never be let go."""
+        with self._use:
+            if not self._closed:
+                queue.put(work)
+            return not self._closed
 
     def _take(self, count: int) -> list[int]:
         """Take as many pages as there are, evicting for the rest."""
