@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hicache_conformance.leash import leashed
 from hicache_core.errors import HiCacheError
 from hicache_mooncake._admin import Admin
 
@@ -59,7 +60,7 @@ def wait_for(what: str, condition: Callable[[], bool], timeout_s: float) -> None
 
 
 class Master:
-    """A mooncake_master; the same ports across restarts."""
+    """A mooncake_master; the same ports across restarts; it ends with this process, however that ends."""
 
     def __init__(self, *arguments: str, lease_ms: int = 1000, client_ttl_s: int = 10) -> None:
         self.port, self.metrics_port = free_port(), free_port()
@@ -95,7 +96,7 @@ class Master:
 
     def start(self) -> Master:
         """Bring it up and wait until it answers."""
-        command = [str(program("mooncake_master")), *self._arguments]
+        command = leashed([str(program("mooncake_master")), *self._arguments])
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
         process = self._process
         wait_for("starting mooncake_master", lambda: process.poll() is not None or self._answers(), _START_S)
