@@ -10,6 +10,7 @@ ended, and is out of reach from then on (touching it again is SIGSEGV).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import logging
@@ -139,6 +140,7 @@ class Agent:
         self.regions: object = None
         self._regions: dict[str, dict[Region, Any]] = {}
         self._next_object = 1
+        self._latest: Transfer | None = None
         self._scratch: Scratch | None = None
         self._scratch_registration: Any = None
         sync = nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW
@@ -225,10 +227,22 @@ class Agent:
             handle = agent.initialize_xfer(verb, mine, theirs, self._name)
         except self._errors as error:
             raise TransferFailed(f"{type(error).__name__}: {error}") from error
-        return Transfer(agent, handle, self._errors)
+        self._latest = transfer = Transfer(agent, handle, self._errors)
+        transfer.begin()
+        return transfer
+
+    def outlast(self) -> None:
+        """Wait until what was begun last has ended, whatever is raised meanwhile."""
+        if self._latest is not None:
+            self._latest.outlast()
 
     def close(self) -> None:
-        """Release everything; no transfer may be running, or this blocks until it has ended."""
+        """Release everything; no transfer may be running.
+
+        Under io_uring closing waits for nothing, and what runs still lands in memory; under AIO it waits
+        with the interpreter lock held.
+        """
+        self._latest = None
         for kind in list(self._regions):
             self.register_pools(kind, ())
         if self._scratch is not None:
@@ -244,7 +258,7 @@ class Agent:
 
 
 class Transfer:
-    """One running transfer; ``poll`` until it has ended, then it is released and cannot be touched again."""
+    """One transfer; ``begin`` it and ``poll`` until it has ended: then it is released, and out of reach."""
 
     __slots__ = ("_agent", "_errors", "_handle", "failed")
 
@@ -254,7 +268,10 @@ class Transfer:
         self._errors = errors
         #: Why it failed; empty while it runs and when it went well.
         self.failed = ""
-        self._step(agent.transfer)
+
+    def begin(self) -> None:
+        """Let it run; once."""
+        self._step(self._agent.transfer)
 
     @property
     def ended(self) -> bool:
@@ -280,6 +297,13 @@ class Transfer:
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
         return spins < _SPINS or time.monotonic() <= deadline
+
+    def outlast(self) -> None:
+        """Poll until it has ended; an interrupt ends nothing, since bytes may still land in a slot."""
+        while self._handle is not None:
+            with contextlib.suppress(BaseException):
+                self.poll()
+                time.sleep(_LONGEST_PAUSE_S)
 
     def _step(self, verb: Any) -> None:
         try:

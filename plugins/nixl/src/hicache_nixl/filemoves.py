@@ -263,6 +263,10 @@ class Mover:
             try:
                 transfer = agent.start(verb, (batch.kind, ranges.local), ("FILE", ranges.remote))
                 in_time = transfer.wait(batch.deadline, hold=True)
+            except BaseException:  # Ctrl-C, say; the slots are the caller's again when this returns
+                agent.spent = True
+                agent.outlast()
+                raise
             finally:
                 agent.forget(files)
         except TransferFailed:

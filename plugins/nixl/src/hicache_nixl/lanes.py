@@ -6,7 +6,8 @@ renaming files is left to the calling thread before and after that, since many
 short calls of two threads only hand the lock to and fro.
 
 The helper is claimed without waiting: a busy one never delays another caller,
-who then works alone. A caller returns only when the helper is done (C11).
+who then works alone. A caller returns only when the helper is done (C11), interrupted
+or not.
 """
 
 from __future__ import annotations
@@ -22,13 +23,25 @@ T = TypeVar("T")
 WORTH_NBYTES = 512 << 10
 
 
+class _Job:
+    """Work for the helper, and what became of it."""
+
+    __slots__ = ("ended", "error", "work")
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+        self.ended = False
+        self.error: BaseException | None = None
+
+
 class Lanes:
     """Thread-safe; the helper's thread starts on first use."""
 
     def __init__(self, count: int) -> None:
         self._claim = threading.Lock()
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._work: SimpleQueue[_Job | None] = SimpleQueue()
+        #: Wakes the caller; whether its job has ended the job says.
+        self._done: SimpleQueue[None] = SimpleQueue()
         self._alone = count < 2
         self._started = False
 
@@ -38,16 +51,30 @@ class Lanes:
         if not self._claimed(nbytes):
             drain(shared)
             return
+        job = _Job(lambda: drain(shared))
         try:
-            self._work.put(lambda: drain(shared))
             try:
+                self._work.put(job)
                 drain(shared)
             finally:
-                error = self._done.get()
-            if error is not None:
-                raise error
+                self._outlast(job)
+            if job.error is not None:
+                raise job.error
         finally:
             self._claim.release()
+
+    def _outlast(self, job: _Job) -> None:
+        """Wait until the helper is done; an interrupt is raised then."""
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                self._done.get()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                interrupt = error
+            if job.ended:
+                break
+        if interrupt is not None:
+            raise interrupt
 
     def close(self) -> None:
         """Let the helper end; no batch may be running."""
@@ -65,12 +92,11 @@ class Lanes:
         return True
 
     def _help(self) -> None:
-        while (work := self._work.get()) is not None:
+        while (job := self._work.get()) is not None:
             try:
-                work()
-                outcome: BaseException | None = None
+                job.work()
             except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
-                outcome = error
-            del work
-            self._done.put(outcome)
-            del outcome
+                job.error = error
+            job.ended = True
+            del job
+            self._done.put(None)
