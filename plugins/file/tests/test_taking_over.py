@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -274,3 +275,40 @@ class TestSpares:
         self.write(store, child, "k")
         assert failures
         assert store.get(child.keys_of("k", 11, 32, self.NBYTES)) == [OK] * 32
+
+
+def void(store: Any, child: ModuleType) -> list[str]:
+    """Fill on until segments are declared deleted and still there; give their names."""
+    evictor = store.storage._state().writer.evictor
+    number = 140
+    while not evictor._void and number < 150:
+        fill(store, child, number, 1)
+        number += 1
+    return [victim.name for victim, _ in evictor._void]
+
+
+def test_a_new_opener_does_not_find_what_is_declared_deleted_and_still_there(
+    full: Callable[..., Any], make: Callable[..., Any], child: ModuleType
+) -> None:
+    store = full()
+    waiting = void(store, child)
+    assert waiting
+    assert set(waiting) <= {path.stem for path in segments(store.storage.options.root).values()}
+    other = make(nbytes=PAGE, slots=COUNT)
+    for number in range(150):
+        keys = child.keys_of("k", number, COUNT, PAGE)
+        assert other.contains(keys) == store.contains(keys)
+    store.close()
+    assert not {path.stem for path in segments(store.storage.options.root).values()} & set(waiting)
+
+
+def test_a_namespace_that_vanished_leaves_no_trouble_behind(
+    full: Callable[..., Any], make: Callable[..., Any], child: ModuleType, root: str
+) -> None:
+    other = full(tenant="b")
+    assert void(other, child)
+    shutil.rmtree(Path(root) / other.namespace.id)
+    store = make(tenant="a", nbytes=PAGE, slots=COUNT)
+    store.storage._state().writer.evictor._void.extend(other.storage._state().writer.evictor._void)
+    fill(store, child, 0, 200)
+    assert right(store, child, 100, 100) > 50 * COUNT

@@ -15,12 +15,12 @@ journal. Each step may be the last one that this process takes:
 Victims are listed once and then used up in order: whatever is created later has
 a higher sequence than all of them.
 
-Victims without a mark are only declared deleted; their files go when the room is
-needed. Then, if nobody has one open, it is not unlinked but taken over: its
-files become the next segment. The kernel need not free its page cache and find
-new pages and inodes, which is half of what a set costs otherwise. Whoever reads
-a segment holds its journal's shared lock, so one that is being read is never
-written over.
+Victims without a mark are only declared deleted, with all their records dead;
+their files go when the room is needed. Then, if nobody has one open, it is not
+unlinked but taken over: its files become the next segment. The kernel need not
+free its page cache and find new pages and inodes, which is half of what a set
+costs otherwise. Whoever reads a segment holds its journal's shared lock, so one
+that is being read is never written over.
 """
 
 from __future__ import annotations
@@ -145,6 +145,11 @@ class Evictor:
                 self._listed, lists = len(self._victims), lists + 1
         return taken
 
+    def finish(self, ledger: Ledger) -> None:
+        """Unlink what was declared deleted; the root is locked."""
+        while self._void:
+            self._drop(ledger, self._void.popleft()[0], 0)
+
     def close(self) -> None:
         """Give descriptors back."""
         if self._space is not None:
@@ -209,6 +214,8 @@ class Evictor:
                     ledger.remove(folder, victim.name)
                 return
             if epoch is not None and sources:
+                for source in sources:
+                    source.void()
                 self._publish(epoch, sources)
             self._void.extend((victim, self._let_go(bytes.fromhex(victim.name))) for victim in victims)
         finally:  # after the unlinks: what frees the page cache is the last close
@@ -219,6 +226,9 @@ class Evictor:
         """Remove one that was declared deleted, or take it over if it has the wanted size and is free."""
         try:
             folder, _ = self._opened(victim.namespace)
+        except OSError:
+            return None
+        try:
             if wanted_nbytes:
                 taken = Taken.of(folder, victim.name, wanted_nbytes)
                 if taken is not None:

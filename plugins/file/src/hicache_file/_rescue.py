@@ -25,6 +25,7 @@ from hicache_file._format import (
     DAMAGED,
     JOURNAL_HEAD_NBYTES,
     RECORD_NBYTES,
+    REMOVED,
     Event,
     SegmentHeader,
     pack_journal_head,
@@ -56,7 +57,7 @@ class Source:
         Raises:
             OSError, ValueError.
         """
-        idx = folder.open(f"{name}.idx")
+        idx = folder.open(f"{name}.idx", os.O_RDWR)
         seg = -1
         try:
             header = unpack_journal_head(os.pread(idx, JOURNAL_HEAD_NBYTES, 0))
@@ -85,6 +86,14 @@ class Source:
         return np.frombuffer(os.pread(self.idx, int(numbers[-1]) + 1, self.header.dead_start), np.uint8)[
             numbers
         ]
+
+    def void(self) -> None:
+        """Declare every record dead, for whoever reads the journal before its file is gone.
+
+        Raises:
+            OSError.
+        """
+        write_exactly(self.idx, bytes([REMOVED]) * self.header.room, self.header.dead_start)
 
     def close(self) -> None:
         """Give the descriptors back."""

@@ -145,6 +145,7 @@ class Writer:
             for lane in self._lanes:
                 self._sealer.seal(lane, ledger)
             self._spares.close(ledger)
+            self.evictor.finish(ledger)
 
     def flush(self, timeout_s: float) -> None:
         """Seal what is full, so that the books say what the files take.
