@@ -174,6 +174,13 @@ def test_hicache_counts_what_the_librarys_metrics_count(kind: str, tmp_path: Pat
         assert (ours["get"].statuses[OK], ours["get"].statuses[MISS]) == (2, 1)
         assert (sum(theirs.put_metrics.num_tokens), ours["set"].statuses[OK]) == (2, 2)
         assert (theirs.get_metrics.num_ops, ours["get"].calls) == (1, 1)
+        assert (sum(theirs.get_metrics.num_fetched_tokens), ours["get"].nbytes) == (2, 2 * 4096)
+        assert (sum(theirs.get_metrics.num_tokens), ours["get"].pages) == (3, 3)
+        assert [cache.exists(["a", "b"]), cache.exists(["c"])] == [2, 0]
+        theirs, ours = library._manager.metrics.l2, cache.stats().verbs
+        assert (theirs.exists_metrics.num_ops, ours["exists"].calls, ours["exists"].pages) == (2, 2, 3)
+        assert (theirs.exists_metrics.op_lat_ms, sum(ours["exists"].latency)) == ([], 2)
+        assert theirs.acquire_metrics.num_ops == theirs.allocate_metrics.num_ops == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
