@@ -188,7 +188,7 @@ def main() -> int:
             assert time.monotonic() < deadline
         with tempfile.TemporaryDirectory(prefix="hicache-sglang-hf3fs-") as root:
             extra = {"root": root} | json.loads(os.environ.get("HICACHE_TEST_EXTRA", "{}"))
-            command = [sys.executable, "-m", "hicache_cli.main", "check"]
+            command = [sys.executable, "-m", "hicache_conformance"]
             command += ["--sglang-class", "sglang_hf3fs:HF3FSOverDouble", "-o", "calls=v1"]
             command += ["-o", f"extra_config={json.dumps(extra)}", *rest[1:]]
             return subprocess.run(command, env=environment, check=False).returncode

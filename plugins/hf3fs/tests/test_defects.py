@@ -54,7 +54,11 @@ def test_a_read_after_a_timeout_gets_its_own_page(opener: Opener, faults):
     assert storage.batch_set(keys, arena.pages([0, 1])) == [OK, OK]
     faults.hold()
     assert storage.batch_get(keys[:1], arena.pages([4])) == [TIMEOUT]
+    gate = threading.Event()
+    faults.delay_s = lambda reads, offset: 0.0 * gate.wait(10)  # of what is begun from now on
     faults.release()
+    assert storage.batch_get(keys[1:], arena.pages([5])) == [TIMEOUT], "A's completion is all there is yet"
+    gate.set()
     got: list[list[Status]] = []
     assert until(lambda: got.append(storage.batch_get(keys[1:], arena.pages([5]))) or got[-1] == [OK])
     assert set(map(tuple, got)) <= {(OK,), (TIMEOUT,)}
@@ -210,8 +214,13 @@ def test_opening_replaces_no_signal_handler_and_works_off_the_main_thread(opener
     """Seen: SIGINT, SIGTERM and SIGQUIT replaced; ValueError off the main thread."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
     before = [signal.getsignal(number) for number in numbers]
-    storage = Call(lambda: opener(an_arena(1), client=client)).result()
-    storage.close()
+    opened = [
+        opener(an_arena(1), client=client),
+        Call(lambda: opener(an_arena(1), client=client)).result(),
+    ]
+    assert [signal.getsignal(number) for number in numbers] == before
+    for storage in opened:
+        storage.close()
     assert [signal.getsignal(number) for number in numbers] == before
 
 

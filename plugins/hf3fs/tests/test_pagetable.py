@@ -341,11 +341,30 @@ def test_the_clock_gives_each_used_page_a_second_chance_and_ends():
     clock = Clock(6)
     clock.use(1)
     clock.use(4)
-    clock.take(5)
+    clock.take(5, 6)
     assert list(clock.victims()) == [0, 2, 3, 1, 4]
     assert list(clock.victims()) == []
     clock.settle(2)
     assert list(clock.victims()) == [2]
+    for index in (3, 4):
+        clock.take(index, index + 1)
+    clock.take_ahead(3)
+    for index in (3, 4):
+        clock.settle(index)
+    assert list(clock.victims()) == [4, 3]
+
+
+def test_a_page_set_where_one_became_free_is_not_the_next_to_be_evicted(tmp_path):
+    """The page may lie just before the hand, which would take what was set a moment ago."""
+    table = a_table(tmp_path / "m.sqlite")
+    keys = keys_of(PAGES)
+    stored(table, keys)
+    assert stored(table, keys_of(2, "new"), lease=2) == [0, 1]
+    table.delete("n", digests_of(keys[3:4]))
+    assert stored(table, keys_of(1, "freed"), lease=3) == [3]
+    assert stored(table, keys_of(2, "next"), lease=4) == [2, 4]
+    assert table.exists("n", digests_of(keys_of(1, "freed"))) == [True]
+    table.close()
 
 
 def test_holds_count_readers_and_end_by_themselves():

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-_IDLE, _USED, _TAKEN = 0, 1, 2
+_IDLE, _USED, _TAKEN, _TAKEN_AHEAD = 0, 1, 2, 3
 #: What the hand leaves behind it: used becomes idle, taken stays.
-_PASSED = bytes([_IDLE, _IDLE, _TAKEN]) + bytes(253)
+_PASSED = bytes([_IDLE, _IDLE, _TAKEN, _TAKEN]) + bytes(252)
+#: What a page becomes that holds a key from now on.
+_SETTLED = (_IDLE, _USED, _IDLE, _USED)
 
 
 class Clock:
@@ -29,13 +31,17 @@ class Clock:
         """Give a page that holds a key a second chance."""
         self._pages[index] = _USED
 
-    def take(self, index: int) -> None:
-        """Keep a page that holds no key away from the hand."""
-        self._pages[index] = _TAKEN
+    def take(self, start: int, stop: int) -> None:
+        """Keep pages that hold no key away from the hand."""
+        self._pages[start:stop] = bytes([_TAKEN]) * (stop - start)
+
+    def take_ahead(self, index: int) -> None:
+        """Do so with a page that may lie just before the hand: with a key it has a second chance."""
+        self._pages[index] = _TAKEN_AHEAD
 
     def settle(self, index: int) -> None:
         """Let the hand have a page that holds a key from now on."""
-        self._pages[index] = _IDLE
+        self._pages[index] = _SETTLED[self._pages[index]]
 
     def forget(self) -> None:
         """Start anew, after a transaction that did not happen."""

@@ -112,8 +112,6 @@ class PageTable:
             raise
         finally:
             self._holds.end(lease)
-        for index in pages:
-            file.clock.take(index)
         self._use(good.values())
         if pages:
             self._leases.begin(file.id, lease, len(pages), now)

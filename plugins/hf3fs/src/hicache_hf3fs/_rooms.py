@@ -76,6 +76,7 @@ class Rooms:
         pages = list(range(file.fresh, file.fresh + fresh))
         if fresh:
             file.fresh += fresh
+            file.clock.take(pages[0], file.fresh)
             self._base.execute("UPDATE rank SET fresh=? WHERE id=?", (file.fresh, file.id))
         return pages
 
@@ -86,6 +87,8 @@ class Rooms:
         ).fetchall()
         chosen = list(islice((row for row in rows if not self._holds.holds(file.id, row[1])), count))
         self._base.executemany("DELETE FROM free WHERE seq=?", [(seq,) for seq, _ in chosen])
+        for _, index in chosen:
+            file.clock.take_ahead(index)
         return [index for _, index in chosen]
 
     def _reap(self) -> bool:
