@@ -50,12 +50,20 @@ def opened(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Opener]:
     needed("lmcache")
     with ExitStack() as after:
 
-        def open_one(pool: HostPool, l2: str, timeout_s: float = 5.0, **identity: Any) -> HiCacheStorage:
+        def open_one(
+            pool: HostPool,
+            l2: str,
+            timeout_s: float = 5.0,
+            *,
+            l1_bytes: int = 0,
+            network: bool | None = None,
+            **identity: Any,
+        ) -> HiCacheStorage:
             whose = Identity.for_tests(tenant=str(tmp_path), **identity)
             config = HiCacheStorageConfig(
                 namespace=Namespace.of(whose), identity=whose, placement=Placement(), timeout_s=timeout_s
             )
-            options: dict[str, Any] = {"l2": l2}
+            options: dict[str, Any] = {"l2": l2, "l1_bytes": l1_bytes, "network": network}
             if l2 == "fs":
                 options["root"] = str(tmp_path / "store")
             else:

@@ -16,3 +16,13 @@ class TestFiles(Conformance):
 class TestRedis(Conformance):
     backend = "lmcache"
     options: ClassVar[Mapping[str, Any]] = {"l2": "resp"}
+
+
+class TestFilesWithL1(Conformance):
+    backend = "lmcache"
+    options: ClassVar[Mapping[str, Any]] = {"l2": "fs", "l1_bytes": "32mib"}
+
+
+class TestRedisWithL1(Conformance):
+    backend = "lmcache"
+    options: ClassVar[Mapping[str, Any]] = {"l2": "resp", "l1_bytes": "32mib"}

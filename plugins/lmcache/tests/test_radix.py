@@ -18,7 +18,7 @@ from hicache_lmcache.engines import chunk_hash  # isort: skip
 
 
 @pytest.mark.parametrize("kind", ["mha", "mla"])
-@pytest.mark.parametrize(("page", "chunk"), [(1, 16), (16, 16), (16, 64), (64, 64), (64, 128)])
+@pytest.mark.parametrize(("page", "chunk"), [(1, 16), (1, 256), (16, 16), (16, 64), (64, 64), (64, 128)])
 def test_a_prefix_of_one_instance_is_loaded_by_another_byte_for_byte(
     machine: Any, name: str, kind: str, page: int, chunk: int
 ) -> None:
@@ -228,6 +228,49 @@ def test_a_load_that_hangs_costs_the_timeout_and_keeps_its_pages_until_it_ends(
     assert second.allocator.available == 64
 
 
+def test_a_lookup_that_hangs_costs_the_timeout_and_keeps_its_pages_until_it_ends(
+    machine: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMCache may begin to write when nobody waits any more: until it has ended, nobody has the pages."""
+    _, first = machine(name)
+    _, cache = machine(name, timeout_s=0.2)
+    tokens = list(range(64))
+    serve(first, tokens)
+    assert first.settle(10.0)
+    go, real = threading.Event(), cache._store._shared.engine.lookup
+
+    def hanging(*arguments: Any, **named: Any) -> int:
+        assert go.wait(10)
+        return int(real(*arguments, **named))
+
+    monkeypatch.setattr(cache._store._shared.engine, "lookup", hanging)
+    match = cache.match_prefix(tokens)
+    assert (match.pages, match.load, cache.pending, cache.allocator.available) == ([], None, 1, 48)
+    go.set()
+    assert (clean(cache), references(cache)) == ((0, 0, 0, 0), {(1, False)})
+    assert (cache.allocator.available, cache.counters.failed_loads) == (64, 1)
+    monkeypatch.undo()
+    assert serve(cache, tokens)[0] == 16
+
+
+def test_a_store_that_hangs_keeps_its_pages_and_costs_an_eviction_the_timeout(
+    machine: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, cache = machine(name, timeout_s=0.2)
+    go, real = threading.Event(), cache._store.store
+
+    def hanging(*arguments: Any) -> Any:
+        assert go.wait(10)
+        return real(*arguments)
+
+    monkeypatch.setattr(cache._store, "store", hanging)
+    serve(cache, list(range(64)))
+    assert (cache.evict(16), cache.locked_pages, cache.pending) == (0, 16, 1)
+    go.set()
+    assert (clean(cache), references(cache)) == ((0, 0, 0, 0), {(1, False)})
+    assert cache.evict(16) == 16
+
+
 def test_a_store_that_fails_is_counted_and_unlocks(
     machine: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +349,55 @@ def test_a_thousand_requests_leave_no_lock_slot_or_thread(machine: Any, name: st
     assert cache.close(10.0)
     left = {thread.name for thread in threading.enumerate()} - before
     assert not [thread for thread in left if thread.startswith("hicache")]
+
+
+@pytest.mark.parametrize("kind", ["mha", "mla"])
+def test_requests_over_an_lmcache_that_fails_now_and_then_leave_nothing_and_load_nothing_wrong(
+    machine: Any, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lookups, copies of a layer, and stores raise by turns; whatever is said to be loaded is compared."""
+    one, first = machine(name, kind)
+    two, second = machine(name, kind, pages=32)
+    prefixes = [[number * 1000 + i for i in range(64)] for number in range(4)]
+    wanted = {}
+    for tokens in prefixes:
+        _, pages = serve(first, tokens)
+        wanted[tokens[0]] = one.bytes_of(pages)
+        assert first.settle(10.0)
+        first.evict(16)
+    draw, broke = random.Random(5), [0]
+    engine, tables = second._store._shared.engine, second._store._tables
+
+    def breaking(target: Any, verb: str) -> None:
+        real = getattr(target, verb)
+
+        def sometimes(*arguments: Any, **named: Any) -> Any:
+            if draw.random() < 0.2:
+                broke[0] += 1
+                raise RuntimeError(f"no {verb} today")
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(target, verb, sometimes)
+
+    for target, verb in ((engine, "lookup"), (tables, "batched_to_gpu"), (engine, "store_layer")):
+        breaking(target, verb)
+    whole = 0
+    for _ in range(120):
+        tokens = draw.choice(prefixes)[: draw.choice([16, 32, 48, 64])]
+        match = second.match_prefix(tokens)
+        if match.load is not None and all(match.load.wait_until(layer) for layer in range(LAYERS)):
+            count, whole = len(match.pages) * 4, whole + 1
+            for row, theirs in zip(two.bytes_of(match.pages), wanted[tokens[0]], strict=True):
+                assert torch.equal(row, theirs[:count])
+        second.drop_load(match)
+        if draw.random() < 0.3:  # a request of its own, stored or not
+            serve(second, [9000 + draw.randrange(50), *range(31)])
+        second.evict(draw.randrange(8))
+    assert broke[0] > 20
+    assert whole > 20
+    assert (clean(second), references(second)) == ((0, 0, 0, 0), {(1, False)})
+    second.reset()
+    assert second.allocator.available == 32
 
 
 def test_it_is_a_radix_cache(machine: Any, name: str) -> None:

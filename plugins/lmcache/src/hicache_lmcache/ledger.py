@@ -4,26 +4,41 @@ LMCache answers a question about a dead server with "not there", and a load of a
 value that is missing or has another size can break it (native.py). So the store
 is asked first: a folder by ``stat``, Redis by STRLEN. Both name values the way
 LMCache 0.5.6 does; the canary at open() proves that they still agree.
+
+For pages that are also in memory (memory.py) the store is asked for a mark of
+the value: what differs whenever the value does.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 from hicache_core.errors import BackendDependencyMissing, BackendTimeout, BackendUnavailable
 from hicache_core.status import Status
 from hicache_lmcache.native import model_name
 from hicache_lmcache.options import LMCacheOptions
-from hicache_lmcache.record import Record
+from hicache_lmcache.record import HEADER_NBYTES, Record
 
 _EXTENSION = ".data"
 #: One command instead of one a key: a third of the time for 128 of them.
 _LENGTHS = "local r={} for i,k in ipairs(KEYS) do r[i]=redis.call('STRLEN',k) end return r"
+#: The same with each value's header.
+_HEADS = (
+    "local r={} for i,k in ipairs(KEYS) do "
+    f"r[2*i-1]=redis.call('STRLEN',k) r[2*i]=redis.call('GETRANGE',k,0,{HEADER_NBYTES - 1}) end return r"
+)
 _SCAN = 1000
+#: A file is known by its times only once these are so many ticks old that a change would show in them.
+_TICKS = 5
+#: The tick of a file system whose times stand still for longer than this is taken to be FAT's, two seconds.
+_LONGEST_TICK_S, _COARSE_TICK_S = 0.05, 2.0
 
 
 class Ledger(Protocol):
@@ -31,6 +46,12 @@ class Ledger(Protocol):
 
     def sizes(self, digests: Sequence[bytes]) -> list[int | None]:
         """Give the stored bytes under each key; None where there is nothing."""
+
+    def marks(self, digests: Sequence[bytes]) -> list[tuple[int, Hashable | None] | None]:
+        """Give each value's size, and its mark, or None where that could miss a change."""
+
+    def mark_of(self, record: Record, asked: Hashable | None) -> Hashable | None:
+        """Give the mark of a value that was loaded after ``asked`` was said of it; None: it was stored."""
 
     def read(self, digests: Sequence[bytes], records: Sequence[Record]) -> None:
         """Read values that LMCache did not load; one that is missing or has another size is lost."""
@@ -89,6 +110,42 @@ class FolderLedger:
             return None
         except OSError as error:
             raise BackendUnavailable("asking 'lmcache' for a page", value=str(error)) from error
+
+    def marks(self, digests: Sequence[bytes]) -> list[tuple[int, Hashable | None] | None]:
+        """A file's mark is its inode and times; one as young as its times are coarse has none: whoever
+        changes it, or makes another one with its inode, may leave them as they are.
+        """
+        settled_ns = self._settled_ns
+        found: list[tuple[int, Hashable | None] | None] = []
+        for digest in digests:
+            try:
+                it = os.stat(self.path(digest))
+            except FileNotFoundError:
+                found.append(None)
+                continue
+            except OSError as error:
+                raise BackendUnavailable("asking 'lmcache' for a page", value=str(error)) from error
+            old = time.time_ns() - it.st_ctime_ns > settled_ns
+            mark = (it.st_dev, it.st_ino, it.st_size, it.st_mtime_ns, it.st_ctime_ns)
+            found.append((it.st_size, mark if old else None))
+        return found
+
+    def mark_of(self, record: Record, asked: Hashable | None) -> Hashable | None:
+        return asked  # if the file was replaced meanwhile, one that nothing has any more
+
+    @cached_property
+    def _settled_ns(self) -> int:
+        """How old a file's times must be: some ticks of the folder's clock, which is looked at."""
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            seen: list[int] = []
+            until = time.monotonic() + _LONGEST_TICK_S
+            while len(seen) < 3 and time.monotonic() < until:
+                os.fchmod(file.fileno(), 0o600)
+                now = os.fstat(file.fileno()).st_ctime_ns
+                seen += [now] if now not in seen else []
+        ticks = [later - earlier for earlier, later in itertools.pairwise(seen)]
+        tick = max(ticks) if len(ticks) == 2 else int(_COARSE_TICK_S * 1e9)
+        return _TICKS * max(tick, 1_000_000)
 
     def read(self, digests: Sequence[bytes], records: Sequence[Record]) -> None:
         for digest, record in zip(digests, records, strict=True):
@@ -203,12 +260,37 @@ class RedisLedger:
         return self._start + digest.hex()
 
     def sizes(self, digests: Sequence[bytes]) -> list[int | None]:
+        answers = self._of_each(digests, _LENGTHS, lambda pipe, name: pipe.strlen(name))
+        return [size or None for size in answers]
+
+    def marks(self, digests: Sequence[bytes]) -> list[tuple[int, Hashable | None] | None]:
+        """A value's mark is its header: whose page it is, its size and its checksum. Redis knows of no change
+        by itself, so bytes that are damaged behind a header that is not are not noticed.
+        """
+
+        def both(pipe: Any, name: str) -> None:
+            pipe.strlen(name)
+            pipe.getrange(name, 0, HEADER_NBYTES - 1)
+
+        answers = self._of_each(digests, _HEADS, both)
+        return [
+            (size, bytes(head)) if size else None
+            for size, head in zip(answers[::2], answers[1::2], strict=True)
+        ]
+
+    def mark_of(self, record: Record, asked: Hashable | None) -> Hashable | None:
+        return bytes(record.byte_array[:HEADER_NBYTES])
+
+    def _of_each(
+        self, digests: Sequence[bytes], script: str, ask_one: Callable[[Any, str], object]
+    ) -> list[Any]:
+        """Ask the same of each value, with one command where scripts are allowed."""
         names = [self.name(digest) for digest in digests]
 
-        def ask() -> list[int]:
+        def ask() -> list[Any]:
             if self._scripts:
                 try:
-                    answers: list[int] = self._client.eval(_LENGTHS, len(names), *names)
+                    answers: list[Any] = self._client.eval(script, len(names), *names)
                     return answers
                 except (
                     self._redis.exceptions.ResponseError
@@ -216,11 +298,12 @@ class RedisLedger:
                     self._scripts = False
             with self._client.pipeline(transaction=False) as pipe:
                 for name in names:
-                    pipe.strlen(name)
+                    ask_one(pipe, name)
                 answers = pipe.execute()
                 return answers
 
-        return [size or None for size in self._ask("asking 'lmcache' for pages", ask)]
+        answers: list[Any] = self._ask("asking 'lmcache' for pages", ask)
+        return answers
 
     def read(self, digests: Sequence[bytes], records: Sequence[Record]) -> None:
         names = [self.name(digest) for digest in digests]

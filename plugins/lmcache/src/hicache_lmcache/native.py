@@ -167,17 +167,12 @@ def adapter_maker(options: LMCacheOptions, namespace: str, folder: str) -> Calla
     check_version()
     hush()
     try:
-        api = importlib.import_module("lmcache.v1.distributed.api")
+        object_key = key_maker(namespace)
         adapters = importlib.import_module(_ADAPTERS)
         home = importlib.import_module(f"{_ADAPTERS}.{'fs' if options.l2 == 'fs' else 'resp'}_l2_adapter")
     except ModuleNotFoundError as error:
         raise BackendDependencyMissing("lmcache", str(error.name), remedy=_INSTALL) from error
     hush(home, *(importlib.import_module(f"{_ADAPTERS}.{name}") for name in _TALKATIVE))
-    model = model_name(namespace)
-
-    def object_key(digest: bytes) -> Any:
-        return api.ObjectKey(digest, model, 0)
-
     if options.l2 == "fs":
         # A folder of its own for unfinished files: LMCache gives two writers of a key one temporary name.
         config = home.FSL2AdapterConfig(folder, relative_tmp_dir=f".unfinished-{os.urandom(8).hex()}")
@@ -185,6 +180,13 @@ def adapter_maker(options: LMCacheOptions, namespace: str, folder: str) -> Calla
     secret = options.password.get_secret_value() if options.password else ""
     config = home.RESPL2AdapterConfig(options.host, options.port, options.workers, options.username, secret)
     return lambda: Adapter(lambda: adapters.create_l2_adapter(config), object_key)
+
+
+def key_maker(namespace: str) -> Callable[[bytes], Any]:
+    """Give what makes LMCache's key of a digest."""
+    api = importlib.import_module("lmcache.v1.distributed.api")
+    model = model_name(namespace)
+    return lambda digest: api.ObjectKey(digest, model, 0)
 
 
 def hush(*modules: ModuleType) -> None:

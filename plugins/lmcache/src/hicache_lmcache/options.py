@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from hicache_core.options import Options
+from hicache_core.options import Options, Size
 
 DEFAULT_REDIS_PORT = 6379
 
@@ -31,6 +31,11 @@ class LMCacheOptions(Options):
     password: SecretStr | None = Field(default=None, description="resp: the password.")
     workers: int = Field(
         default=4, ge=1, le=64, description="Connections (resp), or parts of a batch under way at once (fs)."
+    )
+    l1_bytes: Size = Field(
+        default=0,
+        ge=0,
+        description="Memory of this process for LMCache's L1 in front of the store; 0 for none.",
     )
     network: bool | None = Field(
         default=None,

@@ -9,6 +9,7 @@ promise, ``open`` narrows it:
   behind, ``bounce``. On a network mount the questions about files may hang too,
   ``none``, so that HiCache bounces.
 - ``persistent``, ``durable``: files. What Redis keeps is its configuration's.
+- ``checksum``: not over Redis with ``l1_bytes`` (memory.py).
 """
 
 from __future__ import annotations

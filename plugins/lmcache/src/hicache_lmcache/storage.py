@@ -3,9 +3,8 @@
 A page becomes one value: a header that tells whose it is, and its bytes
 (record.py). The store is asked what is there (ledger.py), LMCache moves the
 bytes (native.py), between the store and private memory; the calling thread
-copies, and walks away at the deadline. LMCache's L1 has no part in this: the
-engine's host memory is that tier, and a copy in a process of its own would
-answer for pages that another process has cleared.
+copies, and walks away at the deadline. With ``l1_bytes`` pages stay in LMCache's
+L1 too (memory.py), and come from there while the store still has them.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from hicache_core.errors import BackendIncompatible, BackendTimeout, BackendUnavailable
 from hicache_core.memory import HostPool, Pages
@@ -22,7 +21,8 @@ from hicache_core.status import OK, Status
 from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig, Usage
 from hicache_lmcache.adapters import Adapters, Use
 from hicache_lmcache.ledger import FolderLedger, Ledger, RedisLedger
-from hicache_lmcache.native import Adapter, adapter_maker
+from hicache_lmcache.memory import Memory
+from hicache_lmcache.native import Adapter, adapter_maker, key_maker
 from hicache_lmcache.options import LMCacheOptions
 from hicache_lmcache.record import HEADER_NBYTES, Record, Scratch, digest_of
 from hicache_lmcache.spec import SPEC
@@ -50,6 +50,7 @@ class LMCacheStorage(HiCacheStorage):
         self._adapters: Adapters | None = None
         self._writing = threading.Lock()
         self._scratch = Scratch()
+        self._memory: Memory | None = None
         #: Digests of values on which a get has failed.
         self._bad: set[bytes] = set()
 
@@ -64,6 +65,8 @@ class LMCacheStorage(HiCacheStorage):
         try:
             self._connect()
             self._sing()
+            if self.options.l1_bytes:
+                self._memory = self._make_memory(network)
         except BaseException:
             self._give_back()
             raise
@@ -71,6 +74,8 @@ class LMCacheStorage(HiCacheStorage):
             self.capabilities,
             persistent=files,
             durable=files,
+            # Redis tells of no change to a value: damage stays unseen while the page is in the L1.
+            checksum=self.capabilities.checksum and (files or self._memory is None),
             deadline="none" if network else "bounce",
             transport="network mount" if network else "local mount" if files else "RESP over TCP",
         )
@@ -87,6 +92,15 @@ class LMCacheStorage(HiCacheStorage):
         self._ledger = ledger
         make = adapter_maker(self.options, namespace, folder)
         self._adapters = Adapters(make, one_for_all=self.options.l2 == "fs")
+
+    def _make_memory(self, network: bool) -> Memory:
+        if network:
+            raise BackendUnavailable(
+                "opening 'lmcache' with l1_bytes",
+                value=f"{self.options.root} is on a network mount, whose files' times may be another host's",
+                remedy="Drop l1_bytes.",
+            )
+        return Memory(self.options.l1_bytes, key_maker(self.config.namespace.id))
 
     def _sing(self) -> None:
         """Store, find, load and remove one value: LMCache's calls and names mean what they meant."""
@@ -119,8 +133,8 @@ class LMCacheStorage(HiCacheStorage):
         super().after_fork_in_child()
         self._writing = threading.Lock()
         self._scratch = Scratch()
-        _parents.append((self._adapters, self._ledger))
-        self._adapters = self._ledger = None
+        _parents.append((self._adapters, self._ledger, self._memory))
+        self._adapters = self._ledger = self._memory = None
 
     def _give_back(self) -> None:
         adapters, self._adapters = self._adapters, None
@@ -129,6 +143,9 @@ class LMCacheStorage(HiCacheStorage):
         ledger, self._ledger = self._ledger, None
         if ledger is not None:
             ledger.close()
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
 
     # Verbs.
 
@@ -182,6 +199,7 @@ class LMCacheStorage(HiCacheStorage):
             def remove() -> list[Status]:
                 sizes = self._store().sizes(digests)
                 self._store().remove(digests)
+                self._forget(digests)
                 self._bad.difference_update(digests)
                 gone: set[bytes] = set()
                 statuses = []
@@ -195,6 +213,8 @@ class LMCacheStorage(HiCacheStorage):
     def clear(self) -> int:
         with self._gate:
             self._bad.clear()
+            if self._memory is not None:
+                self._memory.clear()
             return self._store().clear(self._deadline())
 
     def usage(self) -> Usage:
@@ -220,23 +240,52 @@ class LMCacheStorage(HiCacheStorage):
     def _get(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
         digests = [digest_of(key) for key in keys]
         wanted = locs.nbytes + HEADER_NBYTES
-        sizes = self._store().sizes(digests)
+        sizes, marks = self._look(digests)
         statuses = [_MISS if size is None else _SIZE_MISMATCH for size in sizes]
         there = [position for position, size in enumerate(sizes) if size == wanted]
+        if self._memory is not None:
+            there, asked = self._memory.fill(there, digests, marks, locs), there
+            for position in set(asked).difference(there):
+                statuses[position] = OK
         records, whole = self._load([digests[position] for position in there], locs.nbytes, deadline)
         for position, record in zip(there, records, strict=True):
             status = _MISS if record.lost else record.verdict(locs.nbytes, digests[position])
             if status is OK:
                 record.copy_out(locs.views(position))
             statuses[position] = status
+        if self._memory is not None:
+            ledger = self._store()
+            self._memory.keep(
+                [
+                    (digests[i], ledger.mark_of(record, marks.get(digests[i])), record)
+                    for i, record in zip(there, records, strict=True)
+                    if statuses[i] is OK
+                ]
+            )
         if whole:
             self._scratch.done(records)
         for digest, status in zip(digests, statuses, strict=True):
             if status in (_CORRUPT, _SIZE_MISMATCH):
                 self._bad.add(digest)
+                self._forget([digest])
             elif status is OK:  # another instance may have mended it
                 self._bad.discard(digest)
         return statuses
+
+    def _look(self, digests: list[bytes]) -> tuple[list[int | None], dict[bytes, Hashable | None]]:
+        """Ask the store for sizes and, where there is an L1, for marks of what is not known to be bad."""
+        if self._memory is None:
+            return self._store().sizes(digests), {}
+        found = self._store().marks(digests)
+        return [it and it[0] for it in found], {
+            digest: it[1]
+            for digest, it in zip(digests, found, strict=True)
+            if it is not None and digest not in self._bad
+        }
+
+    def _forget(self, digests: Sequence[bytes]) -> None:
+        if self._memory is not None:
+            self._memory.drop(digests)
 
     def _load(self, digests: list[bytes], nbytes: int, deadline: float) -> tuple[list[Record], bool]:
         """Load values of a known size, and tell whether LMCache did all of it; one that went is lost.
@@ -311,6 +360,9 @@ class LMCacheStorage(HiCacheStorage):
         if not all(stored):
             adapter.broken = self.options.l2 == "resp"
         else:
+            if self._memory is not None:
+                marks = [self._store().mark_of(record, None) for record in records]
+                self._memory.keep(list(zip(digests, marks, records, strict=True)))
             self._scratch.done(records)
         nbytes = records[0].byte_array.nbytes
         results: dict[bytes, Status] = {}
