@@ -103,6 +103,29 @@ def test_c12_partial_gets_leak_nothing(opened: Opener, kind: str) -> None:
     assert rounds(100) - before < 4 << 20
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_c5_a_truncated_value_is_no_hit(opened: Opener, kind: str) -> None:
+    """One that lost its end, and one that lost its whole trailer."""
+    pool = a_pool(6)
+    storage: Any = opened(pool, kind)
+    keys = keys_of(pool, "short", "cut", "good")
+    assert storage.batch_set(keys, pool.pages(range(3))) == [OK] * 3
+    connector = storage._library._connector
+    for key, nbytes in ((keys[0], 1000), (keys[1], 4096)):
+        name = importlib.import_module("hicache_aibrix.record").digest_of(key).hex().encode()
+        if kind == "shfs":
+            os.truncate(connector._key_to_filepath(name), nbytes)
+        else:
+            connector.store.put(name, connector.store.get(name)[:nbytes])
+    statuses = storage.batch_get(keys, pool.pages(range(3, 6)))
+    assert (statuses[2], {status in (CORRUPT, Status.SIZE_MISMATCH) for status in statuses[:2]}) == (
+        OK,
+        {True},
+    )
+    assert [status is OK for status in storage.batch_contains(keys)] == [False, False, True]
+    assert first_bytes(pool, range(3, 6)) == [4, 5, 3]
+
+
 def test_a_batch_that_the_library_trips_over_is_told_page_by_page(
     opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
