@@ -7,12 +7,13 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from hicache_conformance import leash
-from hicache_conformance.leash import leashed
+from hicache_conformance.leash import leashed, start_leashed
 
 #: Starts a leashed process, tells which, and waits to be killed.
 _HOLDER = """
@@ -47,6 +48,33 @@ def test_a_server_ends_with_a_starter_that_is_killed(server: str) -> None:
             if not ended(descriptor, 0.0):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
             os.close(descriptor)
+
+
+def test_a_server_outlives_the_thread_that_asked_for_it() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    command = [sys.executable, "-c", "print('on', flush=True); import sys; sys.stdin.read()"]
+
+    def start() -> None:
+        started.append(start_leashed(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    with started[0] as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"on\n"
+        descriptor = os.pidfd_open(server.pid)
+        try:
+            assert not ended(descriptor, 0.3)
+        finally:
+            os.close(descriptor)
+            server.kill()
+
+
+def test_a_program_that_is_not_there_is_told_by_the_leash() -> None:
+    with start_leashed(["/no/such/program"], stderr=subprocess.PIPE) as server:
+        _, said = server.communicate(timeout=30)
+    assert b"FileNotFoundError" in said
 
 
 def test_a_server_whose_starter_is_gone_before_it_could_look_never_starts(tmp_path: Path) -> None:

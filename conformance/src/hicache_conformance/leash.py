@@ -11,17 +11,69 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 _PR_SET_PDEATHSIG = 1
+
+_lock = threading.Lock()
+#: The queue of the thread that starts servers, and the process that it is of.
+_starter: tuple[int, SimpleQueue[Callable[[], None]]] | None = None
 
 
 def leashed(command: Sequence[str]) -> list[str]:
     """Give a command that runs ``command`` in the same process, which is killed when the caller's ends.
 
-    The kernel goes by the thread that starts it: that one has to live as long as the server.
+    The kernel goes by the thread that starts it: that one has to live as long as the server, as with
+    ``start_leashed`` it does.
     """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
+
+
+def start_leashed(command: Sequence[str], **given: Any) -> subprocess.Popen[Any]:
+    """Start ``leashed(command)`` from whatever thread, which may end before this process does.
+
+    Args:
+        given: for subprocess.Popen.
+
+    Raises:
+        OSError: as Popen.
+    """
+    import subprocess  # not for the program that this file is as well
+
+    started: SimpleQueue[subprocess.Popen[Any] | BaseException] = SimpleQueue()
+
+    def start() -> None:
+        try:
+            started.put(subprocess.Popen(leashed(command), **given))
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
+            started.put(error)
+
+    _queue().put(start)
+    outcome = started.get()
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+def _queue() -> SimpleQueue[Callable[[], None]]:
+    global _starter
+    with _lock:
+        if _starter is None or _starter[0] != os.getpid():  # in a fork's child the thread is not there
+            queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+            threading.Thread(target=_serve, args=(queue,), name="hicache-leash", daemon=True).start()
+            _starter = (os.getpid(), queue)
+        return _starter[1]
+
+
+def _serve(queue: SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        queue.get()()
 
 
 def end_with(parent: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_conformance.harness import BaseHarness, Damage, HarnessError
-from hicache_conformance.leash import leashed
+from hicache_conformance.leash import start_leashed
 from hicache_core import Namespace
 from hicache_eic.simulator.wire import receive, send
 
@@ -156,7 +156,7 @@ class EicHarness(BaseHarness):
         port = self._address.rpartition(":")[2]
         command = [sys.executable, "-m", "hicache_eic.simulator.server"]
         command += ["--port", port, "--ready-file", str(ready)]
-        self._server = subprocess.Popen(leashed(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self._server = start_leashed(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not ready.exists():
             if self._server.poll() is not None or time.monotonic() > deadline:

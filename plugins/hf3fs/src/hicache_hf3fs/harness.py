@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hicache_conformance.harness import BaseHarness, Damage, HarnessError
-from hicache_conformance.leash import leashed
+from hicache_conformance.leash import start_leashed
 from hicache_core import Namespace
 
 #: Sparse enough on any disk, and more than any case stores.
@@ -153,9 +153,7 @@ class Hf3fsHarness(BaseHarness):
         command += [word for name, seconds in self.terms.items() for word in (f"--{name}", str(seconds))]
         log = self._database().with_suffix(".log").open("ab")
         with log:
-            self._server = subprocess.Popen(
-                leashed(command), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            self._server = start_leashed(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not ready.exists():
             if self._server.poll() is not None or time.monotonic() > deadline:

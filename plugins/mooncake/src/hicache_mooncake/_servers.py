@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hicache_conformance.leash import leashed
+from hicache_conformance.leash import start_leashed
 from hicache_core.errors import HiCacheError
 from hicache_mooncake._admin import Admin
 
@@ -96,8 +96,8 @@ class Master:
 
     def start(self) -> Master:
         """Bring it up and wait until it answers."""
-        command = leashed([str(program("mooncake_master")), *self._arguments])
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+        command = [str(program("mooncake_master")), *self._arguments]
+        self._process = start_leashed(command, stdout=self._log, stderr=self._log)
         process = self._process
         wait_for("starting mooncake_master", lambda: process.poll() is not None or self._answers(), _START_S)
         if process.poll() is not None:

@@ -23,7 +23,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from hicache_conformance.leash import leashed
+from hicache_conformance.leash import start_leashed
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
@@ -102,8 +102,8 @@ class Seaweed:
         arguments += ["-master.volumeSizeLimitMB=64", "-master.telemetry=false"]
         arguments += ["-volume.max=20", "-volume.minFreeSpace=100MiB"]
         with open(folder / "log", "ab") as log:
-            self._process = subprocess.Popen(
-                leashed([weed, "server", *arguments]),
+            self._process = start_leashed(
+                [weed, "server", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
