@@ -18,6 +18,9 @@ Facts: lmcache 0.5.6, ``v1/distributed/{l1_manager,config}.py``.
 from __future__ import annotations
 
 import importlib
+import itertools
+import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -32,6 +35,7 @@ from hicache_lmcache.record import Record
 #: Seconds after which LMCache takes a lock for forgotten; its counters are 32 bit.
 _FOR_EVER_S = 1 << 30
 _TAG = "hicache"
+_ALIGN_NBYTES = 1 << 12
 
 
 class Memory:
@@ -45,22 +49,27 @@ class Memory:
         self._marks: OrderedDict[bytes, Hashable] = OrderedDict()
         #: Removed here, and still being read.
         self._leaving: set[bytes] = set()
-        api, config, manager, errors, torch = (
+        api, config, manager, errors, memory, torch = (
             importlib.import_module(name)
             for name in (
                 "lmcache.v1.distributed.api",
                 "lmcache.v1.distributed.config",
                 "lmcache.v1.distributed.l1_manager",
                 "lmcache.v1.distributed.error",
+                "lmcache.v1.memory_management",
                 "torch",
             )
         )
         hush(manager)
+        if "LMCACHE_LOG_LEVEL" not in os.environ and _unless_full not in memory.logger.filters:
+            memory.logger.addFilter(_unless_full)
         self._ok = errors.L1Error.SUCCESS
         self._layout = lambda size: api.MemoryLayoutDesc([torch.Size([size])], [torch.uint8])
         try:
             # Private memory, of that size from the start: a name would make it a segment of /dev/shm.
-            room = config.L1MemoryManagerConfig(size_in_bytes=nbytes, use_lazy=False, shm_name="")
+            room = config.L1MemoryManagerConfig(
+                size_in_bytes=nbytes, use_lazy=False, align_bytes=_ALIGN_NBYTES, shm_name=""
+            )
             self._manager = manager.L1Manager(
                 config.L1ManagerConfig(room, read_ttl_seconds=_FOR_EVER_S, write_ttl_seconds=_FOR_EVER_S)
             )
@@ -100,7 +109,7 @@ class Memory:
         return [i for i in positions if i not in filled]
 
     def keep(self, pages: Sequence[tuple[bytes, Hashable | None, Record]]) -> None:
-        """Take copies of pages and of the store's marks of them; those without a mark are left."""
+        """Take copies of pages of one size under the store's marks; those without a mark are left."""
         with self._lock:
             self._delete(self._leaving)
             fresh = {
@@ -109,13 +118,17 @@ class Memory:
                 if mark is not None and not self._is_here(digest, mark)
             }
             self._delete([digest for digest in fresh if digest in self._marks])
-            for digest, (mark, record) in fresh.items():
-                item = self._room(digest, record.byte_array.nbytes)
-                if item is None:
-                    continue
-                _bytes_of(item)[:] = record.byte_array
-                if self._manager.finish_write([self._object_key(digest)], _TAG).popitem()[1] == self._ok:
-                    self._marks[digest] = mark
+            wanted = [digest for digest in fresh if digest not in self._leaving]
+            if not wanted:
+                return
+            places = self._reserve(wanted, pages[0][2].byte_array.nbytes)
+            for digest, place in places.items():
+                place[:] = fresh[digest][1].byte_array
+            keys = {digest: self._object_key(digest) for digest in places}
+            done = self._manager.finish_write(list(keys.values()), _TAG)
+            for digest, key in keys.items():
+                if done[key] == self._ok:
+                    self._marks[digest] = fresh[digest][0]
 
     def drop(self, digests: Sequence[bytes]) -> None:
         """Forget pages."""
@@ -143,15 +156,25 @@ class Memory:
     def _is_here(self, digest: bytes, mark: Hashable | None) -> bool:
         return mark is not None and self._marks.get(digest) == mark
 
-    def _room(self, digest: bytes, nbytes: int) -> Any | None:
-        """Reserve memory for a page, making room; None where there is none, or the old page is still read."""
-        key, layout = self._object_key(digest), self._layout(nbytes)
-        while digest not in self._leaving:
-            _, item = self._manager.reserve_write([key], [False], layout, _TAG)[key]
-            if item is not None or not self._marks:
-                return item
-            self._delete([next(iter(self._marks))])
-        return None
+    def _reserve(self, digests: list[bytes], nbytes: int) -> dict[bytes, memoryview]:
+        """Reserve memory for the first of these that fit, the oldest pages making room."""
+        taken = -(-nbytes // _ALIGN_NBYTES) * _ALIGN_NBYTES
+        used, total = self._manager.get_memory_usage()
+        digests = digests[: total // taken]
+        keys = [self._object_key(digest) for digest in digests]
+        lacking = len(keys) * taken - (total - used)
+        while keys:
+            if lacking > 0:
+                oldest = list(itertools.islice(self._marks, -(-lacking // taken)))
+                self._delete(oldest)
+            found = self._manager.reserve_write(keys, [False] * len(keys), self._layout(nbytes), _TAG)
+            items = [found[key][1] for key in keys]
+            if all(item is not None for item in items):
+                return dict(zip(digests, map(_bytes_of, items), strict=True))
+            if not self._marks:
+                break
+            lacking = len(keys) * taken  # in pieces, or of other sizes
+        return {}
 
     def _delete(self, digests: Sequence[bytes] | set[bytes]) -> None:
         if not digests:
@@ -164,6 +187,11 @@ class Memory:
                 self._leaving.add(digest)
             else:
                 self._leaving.discard(digest)
+
+
+def _unless_full(record: logging.LogRecord) -> bool:
+    """Drop what LMCache warns of each time that there is no room: here that is how room is made."""
+    return not record.getMessage().startswith("Failed to batched allocate")
 
 
 def _bytes_of(item: Any) -> memoryview:

@@ -26,7 +26,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
@@ -41,6 +41,8 @@ _LOG = logging.getLogger("hicache.lmcache.native")
 _TALKS_AT_IMPORT = "lmcache.v1.platform._device_detect"
 _TALKATIVE = ("base", "factory", "native_connector_l2_adapter")
 _ADAPTERS = "lmcache.v1.distributed.l2_adapters"
+#: Parts of a batch over RESP, and pages that are worth one.
+_PARTS, _LEAST_PAGES = 8, 8
 #: How often the pump looks although nothing rang.
 _POLL_MS = 1000
 
@@ -63,11 +65,13 @@ class Adapter:
     """
 
     def __init__(
-        self, make: Callable[[], Any], object_key: Callable[[bytes], Any], *, parts: int = 1
+        self, make: Callable[[], Any], object_key: Callable[[bytes], Any], *, parts: int = 1, least: int = 1
     ) -> None:
         self._adapter = make()
         self._object_key = object_key
         self._parts = parts
+        #: Pages a part at least.
+        self._least = least
         #: Set once a task failed or was left behind: use another adapter.
         self.broken = False
         self._lock = threading.Lock()
@@ -78,24 +82,39 @@ class Adapter:
         self._pump = threading.Thread(target=self._hear, name="hicache-lmcache", daemon=True)
         self._pump.start()
 
-    def load(self, digests: Sequence[bytes], records: Sequence[Record], deadline: float) -> list[bool] | None:
-        """Read one value into each record and tell of each; None when there was no answer in time."""
+    def load(
+        self, digests: Sequence[bytes], records: Sequence[Record], deadline: float
+    ) -> Iterator[list[bool] | None]:
+        """Read one value into each record and tell of each, part by part, so that what has come can be used
+        while LMCache moves the rest; None, the last, when there was no answer in time.
+        """
         tasks = []
         for start, stop in self._split(len(digests)):
             keys = [self._object_key(digest) for digest in digests[start:stop]]
             tasks.append(_Task(records[start:stop]))
             with self._lock:
                 self._loads[self._adapter.submit_load_task(keys, list(records[start:stop]))] = tasks[-1]
-        if not self._await(tasks, deadline):
-            return None
-        return [bool(task.result.test(i)) for task in tasks for i in range(len(task.records))]
+        for task in tasks:
+            if not self._await([task], deadline):
+                yield None
+                return
+            yield [bool(task.result.test(i)) for i in range(len(task.records))]
 
     def store(
-        self, digests: Sequence[bytes], records: Sequence[Record], deadline: float
+        self,
+        digests: Sequence[bytes],
+        records: Sequence[Record],
+        deadline: float,
+        seal: Callable[[int, int], None] = lambda start, stop: None,
     ) -> list[bool] | None:
-        """Store one value a record; False for all of a part in which one failed, None as ``load``."""
+        """Store one value a record; False for all of a part in which one failed, None when it was late.
+
+        Args:
+            seal: fills the records of a part before LMCache gets them, while it moves those before.
+        """
         tasks = []
         for start, stop in self._split(len(digests)):
+            seal(start, stop)
             keys = [self._object_key(digest) for digest in digests[start:stop]]
             tasks.append(_Task(records[start:stop]))
             with self._lock:
@@ -118,7 +137,7 @@ class Adapter:
 
     def _split(self, count: int) -> list[tuple[int, int]]:
         """Cut a batch into parts that LMCache moves at the same time."""
-        step = max(1, -(-count // self._parts))
+        step = max(self._least, -(-count // self._parts))
         return [(start, min(start + step, count)) for start in range(0, count, step)]
 
     def _await(self, tasks: Sequence[_Task], deadline: float) -> bool:
@@ -179,7 +198,10 @@ def adapter_maker(options: LMCacheOptions, namespace: str, folder: str) -> Calla
         return lambda: Adapter(lambda: adapters.create_l2_adapter(config), object_key, parts=options.workers)
     secret = options.password.get_secret_value() if options.password else ""
     config = home.RESPL2AdapterConfig(options.host, options.port, options.workers, options.username, secret)
-    return lambda: Adapter(lambda: adapters.create_l2_adapter(config), object_key)
+    # It has connections enough for one task; parts are for us, who work on one while it moves the next.
+    return lambda: Adapter(
+        lambda: adapters.create_l2_adapter(config), object_key, parts=_PARTS, least=_LEAST_PAGES
+    )
 
 
 def key_maker(namespace: str) -> Callable[[bytes], Any]:

@@ -111,7 +111,7 @@ class LMCacheStorage(HiCacheStorage):
         said[0].seal([memoryview(bytes(range(_CANARY_NBYTES)))], _CANARY_NBYTES, digest)
         stored = storing.store([digest], said, deadline)
         sizes = ledger.sizes([digest]) if stored == [True] else [None]
-        loaded = loading.load([digest], heard, deadline) if sizes != [None] else [False]
+        loaded = next(loading.load([digest], heard, deadline)) if sizes != [None] else [False]
         ledger.remove([digest])
         if stored is None or loaded is None:
             raise BackendTimeout("opening 'lmcache'", value=f"no answer within {self.config.timeout_s:g} s")
@@ -247,23 +247,18 @@ class LMCacheStorage(HiCacheStorage):
             there, asked = self._memory.fill(there, digests, marks, locs), there
             for position in set(asked).difference(there):
                 statuses[position] = OK
-        records, whole = self._load([digests[position] for position in there], locs.nbytes, deadline)
-        for position, record in zip(there, records, strict=True):
-            status = _MISS if record.lost else record.verdict(locs.nbytes, digests[position])
-            if status is OK:
-                record.copy_out(locs.views(position))
-            statuses[position] = status
-        if self._memory is not None:
-            ledger = self._store()
-            self._memory.keep(
-                [
-                    (digests[i], ledger.mark_of(record, marks.get(digests[i])), record)
-                    for i, record in zip(there, records, strict=True)
-                    if statuses[i] is OK
-                ]
-            )
-        if whole:
-            self._scratch.done(records)
+        for part in self._load([digests[position] for position in there], locs.nbytes, deadline):
+            kept = []
+            for i, record in part:
+                position = there[i]
+                status = _MISS if record.lost else record.verdict(locs.nbytes, digests[position])
+                if status is OK:
+                    record.copy_out(locs.views(position))
+                    kept.append((digests[position], record))
+                statuses[position] = status
+            if self._memory is not None:
+                mark_of = self._store().mark_of
+                self._memory.keep([(d, mark_of(record, marks.get(d)), record) for d, record in kept])
         for digest, status in zip(digests, statuses, strict=True):
             if status in (_CORRUPT, _SIZE_MISMATCH):
                 self._bad.add(digest)
@@ -287,32 +282,41 @@ class LMCacheStorage(HiCacheStorage):
         if self._memory is not None:
             self._memory.drop(digests)
 
-    def _load(self, digests: list[bytes], nbytes: int, deadline: float) -> tuple[list[Record], bool]:
-        """Load values of a known size, and tell whether LMCache did all of it; one that went is lost.
+    def _load(self, digests: list[bytes], nbytes: int, deadline: float) -> Iterator[list[tuple[int, Record]]]:
+        """Load values of a known size and give them as they come, with their places; one that went is lost.
 
         A value that goes between the question and the load leaves a RESP adapter
         waiting for ever. So an adapter gets the time that a slow one needs; then
         it is replaced, and what it did not load is asked of the store itself.
+        A part's records are the caller's until it asks for the next.
 
         Raises: BackendTimeout, BackendUnavailable: LMCache or the store is at fault, not one value.
         """
         if not digests:
-            return [], False
+            return
         records = self._scratch.records(len(digests), nbytes)
         adapter, until = self._adapter("load", deadline), deadline
         if self.options.l2 == "resp":
             patience_s = _PATIENCE_S + len(digests) * nbytes / _SLOW_NBYTES_PER_S
             until = min(deadline, time.monotonic() + patience_s)
-        loaded = adapter.load(digests, records, until)
-        if loaded is None:
-            if time.monotonic() >= deadline:
-                raise BackendTimeout("'lmcache' gave no answer in time")
-            loaded, records = [False] * len(digests), self._scratch.records(len(digests), nbytes)
-        if not all(loaded):
-            adapter.broken = self.options.l2 == "resp"
-            left = [position for position, there in enumerate(loaded) if not there]
-            self._store().read([digests[i] for i in left], [records[i] for i in left])
-        return records, all(loaded)
+        left: list[int] = []
+        known = 0
+        for loaded in adapter.load(digests, records, until):
+            if loaded is None:
+                break
+            yield [(known + i, records[known + i]) for i, there in enumerate(loaded) if there]
+            left += [known + i for i, there in enumerate(loaded) if not there]
+            known += len(loaded)
+        if known < len(digests) and time.monotonic() >= deadline:
+            raise BackendTimeout("'lmcache' gave no answer in time")
+        left += range(known, len(digests))
+        if not left:
+            self._scratch.done(records)
+            return
+        adapter.broken = self.options.l2 == "resp"
+        records = self._scratch.records(len(left), nbytes)  # LMCache may still write into the others
+        self._store().read([digests[i] for i in left], records)
+        yield list(zip(left, records, strict=True))
 
     def _set(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
         digests = [digest_of(key) for key in keys]
@@ -324,15 +328,20 @@ class LMCacheStorage(HiCacheStorage):
             self._writing.release()
 
     def _set_alone(self, digests: list[bytes], locs: Pages, deadline: float) -> list[Status]:
-        first = {digest: position for position, digest in reversed(list(enumerate(digests)))}
+        first: dict[bytes, int] = {}
+        for position, digest in enumerate(digests):
+            first.setdefault(digest, position)
         present = self._good(list(first), locs.nbytes, deadline)
         wanted = [digest for digest in first if digest not in present]
         results = dict.fromkeys(present, OK)
         if wanted:
             records = self._scratch.records(len(wanted), locs.nbytes)
-            for digest, record in zip(wanted, records, strict=True):
-                record.seal(locs.views(first[digest]), locs.nbytes, digest)
-            results |= self._put(wanted, records, deadline)
+
+            def seal(start: int, stop: int) -> None:
+                for digest, record in zip(wanted[start:stop], records[start:stop], strict=True):
+                    record.seal(locs.views(first[digest]), locs.nbytes, digest)
+
+            results |= self._put(wanted, records, deadline, seal)
         return [results[digest] for digest in digests]
 
     def _good(self, digests: list[bytes], nbytes: int, deadline: float) -> set[bytes]:
@@ -352,9 +361,11 @@ class LMCacheStorage(HiCacheStorage):
             self._store().remove(in_the_way)
         return good
 
-    def _put(self, digests: list[bytes], records: list[Record], deadline: float) -> dict[bytes, Status]:
+    def _put(
+        self, digests: list[bytes], records: list[Record], deadline: float, seal: Callable[[int, int], None]
+    ) -> dict[bytes, Status]:
         adapter = self._adapter("store", deadline)
-        stored = adapter.store(digests, records, deadline)
+        stored = adapter.store(digests, records, deadline, seal)
         if stored is None:
             raise BackendTimeout("'lmcache' gave no answer in time")
         if not all(stored):
