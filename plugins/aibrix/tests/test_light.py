@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hicache_aibrix.making import settings_of
 from hicache_aibrix.options import AibrixOptions
 from hicache_aibrix.record import TRAILER_NBYTES, copy_out, digest_of, seal, verdict
 from hicache_core import Status, StorageBackendFactory
@@ -41,6 +42,15 @@ def test_options_name_the_bad_field(given: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidOptions) as refused:
         resolve("aibrix", AibrixOptions, given, environment={})
     assert [name for name, _, _ in refused.value.problems] == [field]
+
+
+def test_no_page_goes_by_its_age_or_its_share_of_the_time_unless_asked(tmp_path: Path) -> None:
+    """The library drops RocksDB's pages after 600 seconds, and gives each token 20 ms."""
+    settings = settings_of(AibrixOptions(root=str(tmp_path)), "n", 2.5)
+    wanted = {"ROCKSDB_TTL_S": 0, "L2_CACHE_PER_TOKEN_TIMEOUT_MS": 2500, "L1_CACHE_ENABLED": False}
+    assert {name: settings[f"AIBRIX_KV_CACHE_OL_{name}"] for name in wanted} == wanted
+    asked = settings_of(AibrixOptions(root=str(tmp_path), ttl_s=60), "n", 2.5)
+    assert asked["AIBRIX_KV_CACHE_OL_ROCKSDB_TTL_S"] == 60
 
 
 def test_a_missing_library_is_said_with_its_pip_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
