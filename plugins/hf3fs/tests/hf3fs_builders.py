@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,16 @@ def a_config(timeout_s: float = 5.0, tenant: str | None = None) -> HiCacheStorag
 def soon(seconds: float = 5.0) -> float:
     """Give a deadline."""
     return time.monotonic() + seconds
+
+
+def asked(url: str, body: bytes | None = None) -> tuple[int, str]:
+    """Ask a server by GET, or by POST with a body; give status and text."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data=body), timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
 def free_port() -> int:

@@ -10,9 +10,8 @@ import time
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx
 import pytest
-from hf3fs_builders import NBYTES, Opener, an_arena, free_port, keys_of, soon, store
+from hf3fs_builders import NBYTES, Opener, an_arena, asked, free_port, keys_of, soon, store
 
 from hicache_conformance.calls import Call
 from hicache_core import Status
@@ -86,9 +85,9 @@ def test_closing_tells_that_reads_are_over(url: str):
 def test_health_and_metrics(url: str):
     with closing(client_of(url, "4" * 32)) as metadata:
         metadata.usage(deadline=soon())
-    health = httpx.get(f"{url}/health")
-    assert health.json() == {"status": "ok", "lease_s": 60.0, "hold_s": 15.0}
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    status, health = asked(f"{url}/health")
+    assert (status, json.loads(health)) == (200, {"status": "ok", "lease_s": 60.0, "hold_s": 15.0})
+    lines = asked(f"{url}/metrics")[1].splitlines()
     assert any(line.startswith("hicache_hf3fs_metadata_pages_stored ") for line in lines)
     assert any('requests_total{verb="usage",status="200"}' in line for line in lines)
 
@@ -119,14 +118,14 @@ def test_health_and_metrics(url: str):
     ],
 )
 def test_a_malformed_request_is_refused_and_the_server_goes_on(url: str, path, body, status):
-    answer = httpx.post(f"{url}{path}", content=body)
-    assert (answer.status_code, "what" in answer.json()) == (status, True)
-    assert httpx.get(f"{url}/health").status_code == 200
+    found, answer = asked(f"{url}{path}", body)
+    assert (found, "what" in json.loads(answer)) == (status, True)
+    assert asked(f"{url}/health")[0] == 200
 
 
 def test_a_request_that_is_too_long_is_refused(url: str):
-    answer = httpx.post(f"{url}/v1/x/exists", content=b" " * (33 << 20))
-    assert (answer.status_code, answer.json()["what"]) == (413, f"a request is at most {32 << 20} bytes")
+    status, answer = asked(f"{url}/v1/x/exists", b" " * (33 << 20))
+    assert (status, json.loads(answer)["what"]) == (413, f"a request is at most {32 << 20} bytes")
 
 
 def test_a_token_is_asked_for_everywhere_but_at_health(tmp_path):
@@ -155,7 +154,7 @@ def test_a_token_is_asked_for_everywhere_but_at_health(tmp_path):
             wrong.check(deadline=soon())
         with closing(client_of(url, token="s3cret")) as friend:
             friend.check(deadline=soon())
-        statuses = [httpx.get(f"{url}/{path}").status_code for path in ("health", "metrics")]
+        statuses = [asked(f"{url}/{path}")[0] for path in ("health", "metrics")]
         assert statuses == [200, 401]
     finally:
         process.terminate()
@@ -301,6 +300,6 @@ def test_what_goes_over_the_wire_is_small(url: str):
     with closing(client_of(url, "5" * 32)) as metadata:
         metadata.initialize("wire", PageFileLabel("e" * 32, NBYTES, 256), deadline=soon())
         store(metadata, "wire", keys_of(128))
-    asked = json.dumps({"rank": "wire", "keys": pack_keys(keys_of(128)), "hold": 1})
-    answer = httpx.post(f"{url}/v1/{'5' * 32}/get", content=asked)
-    assert len(answer.content) < 128 * 24
+    body = json.dumps({"rank": "wire", "keys": pack_keys(keys_of(128)), "hold": 1})
+    status, answer = asked(f"{url}/v1/{'5' * 32}/get", body.encode())
+    assert (status, len(answer) < 128 * 24) == (200, True)

@@ -40,6 +40,7 @@ def test_two_options_are_enough():
         ({"metadata_url": "http://h:1/path"}, "is not a server"),
         ({"metadata_url": "http://h:1", "metadata_path": "/x"}, "exclude each other: drop one"),
         ({"metadata_token": "t"}, "metadata_token without metadata_url"),
+        ({"metadata_url": "http://h:1", "metadata_token": "a\nb"}, "characters that HTTP does not carry"),
         ({"usrbio_module": "a b"}, "is not a module"),
         ({"numjob": 4}, "numjob is unknown (numjobs?)"),
         ({"numjobs": 0}, "greater than or equal to 1"),

@@ -337,6 +337,39 @@ def test_a_file_that_is_no_database_is_unavailable(tmp_path):
     assert "start with a new database" in str(caught.value)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["new", "stored by another meanwhile"])
+def test_all_or_part_of_a_lease_may_be_confirmed(tmp_path, again):
+    """The first of two writers keeps a key; the second's page for it is free again, its others are stored."""
+    table = a_table(tmp_path / "m.sqlite")
+    keys = keys_of(4)
+    pages = [r.page for r in table.reserve("kv", "n", digests_of(keys), 1, 0.0)]
+    if again:
+        assert stored(table, keys[1:2], lease=2, checksum=8) == [4]
+    written = rows_of(list(zip(keys, pages, strict=True)))
+    assert table.confirm("kv", "n", written, [], 1) == [True] * 4
+    own = PageRef("kv", 1, NBYTES, 7)
+    assert refs(table, keys)[1] == (PageRef("kv", 4, NBYTES, 8) if again else own)
+    assert [ref and ref.page for ref in refs(table, keys)] == [0, 4 if again else 1, 2, 3]
+    assert table.counts()["pages_reserved"] == 0
+    assert table.usage("n") == MetadataUsage(4, 4 * NBYTES, 4 * NBYTES, 1)
+    assert inconsistencies(table._base) == []
+    table.close()
+
+
+def test_a_confirmed_row_is_remembered_only_as_long_as_the_database_has_it(tmp_path):
+    table = a_table(tmp_path / "m.sqlite")
+    keys = keys_of(PAGES)
+    stored(table, keys)
+    assert len(table._recent) == PAGES
+    table.delete("n", digests_of(keys[:1]))
+    stored(table, keys_of(2, "new"), lease=2)
+    fresh = [row is not None for row in table.find("n", digests_of(keys), 9, 0.0)]
+    on_disk = {row[0] for row in table._base.execute("SELECT key FROM page")}
+    assert fresh == [digest in on_disk for digest in digests_of(keys)]
+    assert fresh.count(False) == 2
+    table.close()
+
+
 def test_the_clock_gives_each_used_page_a_second_chance_and_ends():
     clock = Clock(6)
     clock.use(1)
@@ -344,13 +377,12 @@ def test_the_clock_gives_each_used_page_a_second_chance_and_ends():
     clock.take(5, 6)
     assert list(clock.victims()) == [0, 2, 3, 1, 4]
     assert list(clock.victims()) == []
-    clock.settle(2)
+    clock.settle([2])
     assert list(clock.victims()) == [2]
     for index in (3, 4):
         clock.take(index, index + 1)
     clock.take_ahead(3)
-    for index in (3, 4):
-        clock.settle(index)
+    clock.settle([3, 4])
     assert list(clock.victims()) == [4, 3]
 
 

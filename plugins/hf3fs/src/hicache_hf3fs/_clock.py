@@ -39,9 +39,11 @@ class Clock:
         """Do so with a page that may lie just before the hand: with a key it has a second chance."""
         self._pages[index] = _TAKEN_AHEAD
 
-    def settle(self, index: int) -> None:
-        """Let the hand have a page that holds a key from now on."""
-        self._pages[index] = _SETTLED[self._pages[index]]
+    def settle(self, indices: Iterable[int]) -> None:
+        """Let the hand have pages that hold a key from now on."""
+        pages = self._pages
+        for index in indices:
+            pages[index] = _SETTLED[pages[index]]
 
     def forget(self) -> None:
         """Start anew, after a transaction that did not happen."""

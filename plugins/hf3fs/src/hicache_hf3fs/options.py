@@ -128,6 +128,14 @@ class Hf3fsOptions(Options):
             raise ValueError(f'metadata_url={url!r} is not a server (try "http://127.0.0.1:{DEFAULT_PORT}")')
         return url.rstrip("/")
 
+    @field_validator("metadata_token")
+    @classmethod
+    def _is_token(cls, token: SecretStr | None) -> SecretStr | None:
+        text = token.get_secret_value() if token is not None else ""
+        if not (text.isascii() and text.isprintable()):
+            raise ValueError("metadata_token has characters that HTTP does not carry (a line's end?)")
+        return token
+
     @field_validator("usrbio_module")
     @classmethod
     def _is_module(cls, name: str) -> str:
