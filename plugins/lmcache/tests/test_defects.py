@@ -140,6 +140,31 @@ def test_a_value_that_vanishes_between_question_and_load_costs_one_adapter(
     assert storage.batch_set(keys, pool.pages([0, 1])) == [OK, OK]
 
 
+@pytest.mark.parametrize("l2", KINDS)
+@pytest.mark.parametrize("gone", [0, 17, 39])
+def test_a_value_that_vanishes_in_one_part_of_a_batch_spoils_no_other(
+    opened: Opener, l2: str, gone: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came in the parts before the fault stays, the rest is read from the store itself."""
+    pool = a_pool(80)
+    storage: Any = opened(pool, l2)
+    keys = keys_of(pool, *(f"k{i}" for i in range(40)))
+    assert storage.batch_set(keys, pool.pages(range(40))) == [OK] * 40
+    real, lied = storage._ledger.sizes, []
+
+    def sizes(digests: list[bytes]) -> list[int | None]:
+        answer = real(digests)
+        if not lied:
+            lied.append(storage._ledger.remove([digests[gone]]))
+        return answer
+
+    monkeypatch.setattr(storage._ledger, "sizes", sizes)
+    statuses = storage.batch_get(keys, pool.pages(range(40, 80)))
+    assert statuses == [MISS if i == gone else OK for i in range(40)]
+    right = [41 + gone if i == gone else i + 1 for i in range(40)]
+    assert first_bytes(pool, range(40, 80)) == right
+
+
 def test_c6_sizes_are_found_where_scripts_are_forbidden(opened: Opener, redis: RedisServer) -> None:
     pool = a_pool(3)
     storage: Any = opened(pool, "resp")

@@ -224,8 +224,7 @@ for number, nbytes in enumerate([4000, 90000, 5000, 2 << 20, 300000, 4000, 20000
     pages = [(digest_of(f"{number}-{i}"), number, Record(memoryview(bytearray(nbytes)))) for i in range(4)]
     memory.keep(pages)
     assert memory.used() <= 1 << 20
-print(len(memory))
-memory.close()
+print(len(memory))  # and no close
 """
 
 

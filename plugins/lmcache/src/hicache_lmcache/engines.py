@@ -64,7 +64,7 @@ def chunk_hash(link: tuple[int, tuple[int, ...], tuple[object, ...]]) -> int:
 _orphans: SimpleQueue[Any] = SimpleQueue()
 
 
-def _finalize(memory: Any, put: Callable[[Any], None] = _orphans.put) -> None:
+def finalize(memory: Any, put: Callable[[Any], None] = _orphans.put) -> None:
     """Be LMCache's ``__del__``: called anywhere, it takes no lock; SimpleQueue.put is made for that."""
     if memory.parent_allocator is not None and memory.is_valid():
         put(memory)
@@ -98,7 +98,7 @@ class SharedEngine:
         self._name = f"hicache-{uuid.uuid4()}"
         builder = modules["engine"].LMCacheEngineBuilder
         utils = modules["utils"]
-        modules["memory"].TensorMemoryObj.__del__ = _finalize
+        modules["memory"].TensorMemoryObj.__del__ = finalize
         for module in (modules["usage"], modules["usage_later"]):
             module.is_usage_tracking_enabled = lambda: False
         self.engine: Any = builder.get_or_create(

@@ -29,6 +29,7 @@ from typing import Any
 from hicache_core.errors import BackendIncompatible, BackendUnavailable
 from hicache_core.memory import Pages
 from hicache_core.status import OK
+from hicache_lmcache.engines import finalize
 from hicache_lmcache.native import hush
 from hicache_lmcache.record import Record
 
@@ -61,6 +62,8 @@ class Memory:
             )
         )
         hush(manager)
+        # At the end of a process that closes nothing, each page would warn on the terminal that it is lost.
+        memory.TensorMemoryObj.__del__ = finalize
         if "LMCACHE_LOG_LEVEL" not in os.environ and _unless_full not in memory.logger.filters:
             memory.logger.addFilter(_unless_full)
         self._ok = errors.L1Error.SUCCESS
