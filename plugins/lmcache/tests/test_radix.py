@@ -323,7 +323,6 @@ def test_a_chunk_is_a_whole_number_of_pages(machine: Any, name: str) -> None:
     assert refused.value.remedy == "Choose a multiple of 16."
 
 
-@pytest.mark.slow
 def test_a_thousand_requests_leave_no_lock_slot_or_thread(machine: Any, name: str) -> None:
     before = {thread.name for thread in threading.enumerate()}
     _, cache = machine(name, pages=48)
