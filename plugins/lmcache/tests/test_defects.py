@@ -165,6 +165,24 @@ def test_a_value_that_vanishes_in_one_part_of_a_batch_spoils_no_other(
     assert first_bytes(pool, range(40, 80)) == right
 
 
+def test_c15_a_full_redis_is_no_space_and_later_sets_work(opened: Opener) -> None:
+    """LMCache writes a line into its log, and tells nobody."""
+    pool = a_pool(8, 1 << 18)
+    storage: Any = opened(pool, "resp")
+    client, keys = storage._ledger._client, keys_of(pool, *"abcdefgh")
+    client.config_set("maxmemory", client.info("memory")["used_memory"] + (1 << 19))
+    try:
+        statuses = storage.batch_set(keys, pool.pages(range(8)))
+        assert set(statuses) <= {OK, Status.NO_SPACE}
+        assert Status.NO_SPACE in statuses
+        assert storage.batch_contains(keys) == [OK if status is OK else MISS for status in statuses]
+    finally:
+        client.config_set("maxmemory", 0)
+    assert storage.batch_set(keys, pool.pages(range(8))) == [OK] * 8
+    assert storage.batch_get(keys, pool.pages(range(8))) == [OK] * 8
+    assert first_bytes(pool, range(8)) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_c6_sizes_are_found_where_scripts_are_forbidden(opened: Opener, redis: RedisServer) -> None:
     pool = a_pool(3)
     storage: Any = opened(pool, "resp")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +92,27 @@ def test_a_folder_that_cannot_be_made_is_said_with_user_and_path(tmp_path: Path)
         FolderLedger(str(tmp_path / "root"), "1" * 32)
     assert f"opening 'lmcache' in {tmp_path / 'root' / ('1' * 32)}" in str(refused.value)
     assert "a folder that it can write" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("free", "writable", "expected"),
+    [(0, True, Status.NO_SPACE), (100, False, Status.DENIED), (100, True, Status.ERROR)],
+    ids=["a full file system", "no permission", "neither"],
+)
+def test_a_store_that_failed_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, writable: bool, expected: Status
+) -> None:
+    ledger = FolderLedger(str(tmp_path), "1" * 32)
+    room = SimpleNamespace(f_bavail=free, f_frsize=4096, f_favail=9)
+    monkeypatch.setattr(os, "statvfs", lambda _: room)
+    monkeypatch.setattr(os, "access", lambda *_: writable)
+    assert ledger.refusal(8192) is expected
+
+
+def test_a_store_whose_folder_has_gone_is_unavailable(tmp_path: Path) -> None:
+    ledger = FolderLedger(str(tmp_path), "1" * 32)
+    os.rmdir(ledger.folder)
+    assert ledger.refusal(8192) is Status.UNAVAILABLE
 
 
 def test_names_are_short_and_hold_no_separator_of_lmcaches(tmp_path: Path) -> None:
