@@ -48,3 +48,10 @@ def test_a_harness_that_is_killed_leaves_no_simulator_behind(tmp_path, simulator
 
 def test_nothing_is_missing_here_that_would_have_the_suite_skipped():
     assert EicHarness({}).available() is None
+
+
+def test_a_service_of_the_users_is_never_what_the_suite_runs_on():
+    given = {"url": "eic://10.0.0.7:12500", "instance_id": "kv-1"}
+    assert EicHarness(given).available() == (
+        "the suite runs on a simulator that it starts: leave out url, instance_id"
+    )

@@ -49,3 +49,22 @@ def test_a_harness_that_is_killed_leaves_no_server_behind(tmp_path, server):
 def test_nothing_is_missing_here_that_would_have_the_suite_skipped():
     subjects = [{}, {"client": "usrbio"}, {"metadata": "local"}]
     assert [Hf3fsHarness(given).available() for given in subjects] == [None] * 3
+
+
+def test_page_files_lie_where_the_user_says_and_nothing_is_left_there(tmp_path):
+    harness = Hf3fsHarness({"metadata": "local", "root": str(tmp_path)})
+    harness.start()
+    assert os.path.dirname(os.path.dirname(harness.options()["root"])) == str(tmp_path)
+    harness.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_of_the_users_is_never_what_the_suite_runs_on():
+    said = Hf3fsHarness({"metadata_url": "http://10.0.0.5:18480", "metadata_token": "t"}).available()
+    assert said == (
+        "the suite makes its store and its metadata server itself: leave out metadata_url, metadata_token"
+    )
+
+
+def test_a_root_that_is_not_there_is_named():
+    assert Hf3fsHarness({"root": "/nonexistent"}).available() == "root='/nonexistent' is not a folder"

@@ -180,6 +180,7 @@ def test_the_server_refuses_what_is_not_safe(tmp_path, arguments, said):
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert said in done.stderr
+    assert done.stderr.endswith("See: hicache-hf3fs-metadata --help\n")
     assert "Traceback" not in done.stderr
 
 

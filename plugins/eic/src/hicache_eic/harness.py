@@ -52,6 +52,10 @@ class EicHarness(BaseHarness):
         self._server: subprocess.Popen[bytes] | None = None
         self._address = "127.0.0.1:0"
 
+    def available(self) -> str | None:
+        own = [name for name in ("url", "instance_id", "module", "yaml") if name in self.given]
+        return f"the suite runs on a simulator that it starts: leave out {', '.join(own)}" if own else None
+
     def start(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="hicache-eic-"))
         self._address = "127.0.0.1:0"

@@ -2,9 +2,10 @@
 
 The server takes about half a second to start, on a free loopback port that it keeps across restarts. It ends
 with the thread that started it, so that a killed harness leaves none behind (hicache_conformance.leash).
-Options given by the user choose what is checked: ``client=usrbio`` puts the double of the usrbio library
-under it (usrbio_double.py), ``metadata=local`` leaves the server out; then no other process can open the
-store.
+Options given by the user choose what is checked: ``root`` is a folder of his, on the mount that he means,
+and page files lie in a new folder in it, removed afterwards; ``client=usrbio`` puts the double of the usrbio
+library under it (usrbio_double.py), unless ``usrbio_module`` names another; ``metadata=local`` leaves the
+server out; then no other process can open the store.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ FILE_NBYTES = 256 << 20
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
 _HEADER_NBYTES = 4096
+_DOUBLE = "hicache_hf3fs.usrbio_double"
+
+#: Options that are the harness's.
+_OWN = ("file_size", "metadata_url", "metadata_token", "metadata_path")
 
 _ALWAYS = ("bounded", "stored_bytes", "damage_flip", "damage_zero", "damage_lose")
 _SERVED = ("kill", "pause", "restart", "second_process")
@@ -46,8 +51,10 @@ class Hf3fsHarness(BaseHarness):
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         super().__init__(given)
         self._local = self.given.pop("metadata", "") == "local"
+        self._mount = self.given.pop("root", None)
         self.faults = frozenset(_ALWAYS if self._local else _ALWAYS + _SERVED)
         self._folder: Path | None = None
+        self._pages: Path | None = None
         self._server: subprocess.Popen[bytes] | None = None
         self._address = "127.0.0.1:0"
         self._generation = 0
@@ -56,11 +63,17 @@ class Hf3fsHarness(BaseHarness):
         self.terms: dict[str, float] = {}
 
     def available(self) -> str | None:
+        own = [name for name in _OWN if name in self.given]
+        if own:
+            return f"the suite makes its store and its metadata server itself: leave out {', '.join(own)}"
+        if self._mount is not None and not os.path.isdir(self._mount):
+            return f"root={self._mount!r} is not a folder"
         missing = [name for name in ("fastapi", "uvicorn") if not self._local and find_spec(name) is None]
         return f"{missing[0]} is not installed: pip install 'hicache-hf3fs[check]'" if missing else None
 
     def start(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="hicache-hf3fs-"))
+        self._pages = Path(tempfile.mkdtemp(prefix="hicache-check-", dir=self._mount))
         self._file_nbytes = FILE_NBYTES
         self._address = "127.0.0.1:0"
         self._fresh()
@@ -70,13 +83,16 @@ class Hf3fsHarness(BaseHarness):
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+        if self._pages is not None:
+            shutil.rmtree(self._pages, ignore_errors=True)
+            self._pages = None
 
     def options(self) -> dict[str, Any]:
         options = {"root": str(self._root()), "file_size": self._file_nbytes} | self.given
         if not self._local:
             options["metadata_url"] = f"http://{self._address}"
         if self.given.get("client") == "usrbio":
-            options["usrbio_module"] = "hicache_hf3fs.usrbio_double"
+            options.setdefault("usrbio_module", _DOUBLE)
         return options
 
     def bounded(self, capacity: int) -> dict[str, Any]:
@@ -137,7 +153,7 @@ class Hf3fsHarness(BaseHarness):
         self._generation += 1
         root = self._root()
         root.mkdir(mode=0o700)
-        if self.given.get("client") == "usrbio":
+        if self.options().get("usrbio_module") == _DOUBLE:
             (root / "3fs-virt" / "iovs").mkdir(parents=True)
         self._serve()
 
@@ -181,14 +197,16 @@ class Hf3fsHarness(BaseHarness):
             time.sleep(0.01)
 
     def _root(self) -> Path:
-        if self._folder is None:
+        if self._pages is None:
             raise HarnessError("the store has not been started", remedy="Call start() first.")
-        return self._folder / f"root-{self._generation}"
+        return self._pages / f"root-{self._generation}"
 
     def _database(self) -> Path:
         if self._local:
             return self._root() / "metadata.sqlite"
-        return self._root().with_suffix(".sqlite")
+        if self._folder is None:
+            raise HarnessError("the store has not been started", remedy="Call start() first.")
+        return self._folder / f"root-{self._generation}.sqlite"
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._server is None or self._server.poll() is not None:

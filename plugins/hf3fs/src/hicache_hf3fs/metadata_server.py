@@ -31,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = _parser().parse_args(arguments)
     try:
         _serve(given)
+    except InvalidOptions as error:  # of this command, which `hicache show hf3fs` does not know
+        said = "; ".join(complaint for _, complaint, _ in error.problems)
+        sys.exit(f"hicache-hf3fs-metadata: {said}. See: hicache-hf3fs-metadata --help")
     except HiCacheError as error:
         sys.exit(f"hicache-hf3fs-metadata: {error}")
 
