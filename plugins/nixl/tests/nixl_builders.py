@@ -7,12 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from hicache_conformance.builders import Arena, in_segments, page_bytes
-from hicache_core import Component, HiCacheStorageConfig, Identity, Namespace, Placement
+from hicache_core import (
+    Component,
+    HiCacheStorageConfig,
+    HostPool,
+    Identity,
+    Namespace,
+    Placement,
+    Segment,
+)
+from hicache_nixl._native import Scratch
 from hicache_nixl.options import NixlOptions
 from hicache_nixl.storage import HiCacheNixl
 
 __all__ = [  # for the programs of tests, which import everything
     "Arena",
+    "Slots",
     "a_component",
     "a_config",
     "a_storage",
@@ -48,6 +58,37 @@ def an_arena(
     pages: int, nbytes: int = NBYTES, segments: int = 1, component: Component | None = None
 ) -> Arena:
     return Arena(component or a_component(nbytes), pages, in_segments(segments))
+
+
+class Slots:
+    """Slots on page boundaries, which O_DIRECT reaches: an arena's are nowhere in particular."""
+
+    def __init__(self, count: int, nbytes: int, segments: int = 1, stride: int | None = None) -> None:
+        each = nbytes // segments
+        self.nbytes, self._stride = nbytes, stride or each
+        self._starts = [part * count * self._stride for part in range(segments)]
+        self._each = each
+        self.memory = Scratch(segments * count * self._stride)
+        base = self.memory.address
+        cut = tuple(Segment(base + start, self._stride, each) for start in self._starts)
+        self.pool = HostPool(a_component(nbytes), cut, count, owner=self.memory)
+
+    def _views(self, index: int) -> list[memoryview]:
+        places = [start + index * self._stride for start in self._starts]
+        return [self.memory.view[place : place + self._each] for place in places]
+
+    def __getitem__(self, index: int) -> bytes:
+        return b"".join(self._views(index))
+
+    def stored(self, storage: HiCacheNixl, *labels: str) -> list[str]:
+        """Store pages from the first slots; give their keys."""
+        keys = self.pool.component.keys(list(labels))
+        for index, key in enumerate(keys):
+            page = page_bytes(key, self.nbytes)
+            for part, view in enumerate(self._views(index)):
+                view[:] = page[part * self._each : (part + 1) * self._each]
+        assert storage.batch_set(keys, self.pool.pages(range(len(keys)))) == [1] * len(keys)
+        return keys
 
 
 def keys_of(arena: Arena, *labels: str) -> list[str]:

@@ -25,6 +25,8 @@ _LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _RELEASE, _FLUSH, _INIT = 1, 2, 3, 14,
 _INTERRUPT, _DESTROY, _BATCH_FORGET = 36, 38, 42
 _ASYNC_READ, _ASYNC_DIO = 1 << 0, 1 << 15
 _DIRECT_IO = 1
+#: Nobody is there any more when nothing is asked for so long.
+PATIENCE_S = 60.0
 _DETACH = 2
 
 
@@ -93,7 +95,9 @@ class _Server:
         sys.stdout.write("mounted\n")
         sys.stdout.flush()
         while True:
-            ready, _, _ = select.select([self._device, sys.stdin], [], [])
+            ready, _, _ = select.select([self._device, sys.stdin], [], [], PATIENCE_S)
+            if not ready:  # a test that was killed ends when its reads do
+                return
             if sys.stdin in ready:
                 what = sys.stdin.readline()
                 if not what:

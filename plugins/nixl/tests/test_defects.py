@@ -12,6 +12,7 @@ import time
 import pytest
 from nixl_builders import (
     NBYTES,
+    Slots,
     a_component,
     a_config,
     an_arena,
@@ -64,6 +65,28 @@ def test_truncated_and_empty_files_are_no_hits(opened, tmp_path, left, io):
     assert storage.batch_set(keys, arena.pages([0, 1])) == [OK, OK]
     assert storage.batch_get(keys[:1], arena.pages([2])) == [OK]
     arena.check({2: page_bytes(keys[0], NBYTES)})
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["cached", "direct"])
+@pytest.mark.parametrize("at", [0, NBYTES - 1, NBYTES + 10, "another's"], ids=str)
+def test_damaged_and_exchanged_files_are_no_hits(opened, tmp_path, at, direct):
+    """hicache_nixl.py, batch_get_v1: whatever has a page's name is the page."""
+    arena = an_arena(4)
+    storage = opened(arena.pool, direct_io=direct)
+    keys = keys_of(arena, "a", "b")
+    stored(storage, arena, keys)
+    path = file_of(tmp_path / "kv", storage, keys[0])
+    if at == "another's":
+        path.write_bytes(file_of(tmp_path / "kv", storage, keys[1]).read_bytes())
+    else:
+        content = bytearray(path.read_bytes())
+        content[at if at < NBYTES else at - NBYTES - 64] ^= 1  # the trailer is what a file ends with
+        path.write_bytes(content)
+    assert storage.batch_get(keys, arena.pages([2, 3])) == [CORRUPT, OK]
+    arena.check({3: page_bytes(keys[1], NBYTES)}, undefined=[2])
+    assert storage.batch_set(keys, arena.pages([0, 1])) == [OK, OK]
+    assert storage.batch_get(keys, arena.pages([2, 3])) == [OK, OK]
+    arena.check({2: page_bytes(keys[0], NBYTES), 3: page_bytes(keys[1], NBYTES)})
 
 
 @pytest.mark.parametrize("io", ["aio", "uring"])
@@ -121,14 +144,15 @@ def test_a_stale_tail_is_never_believed(objects, seaweed):
     assert storage.batch_get(keys, arena.pages([1])) == [SIZE_MISMATCH]
 
 
+@pytest.mark.parametrize("io", ["aio", "uring"])
 @pytest.mark.parametrize("nbytes", [1, 511, 4096, 5000, 12345])
 @pytest.mark.parametrize("segments", [1, 3])
-def test_o_direct_takes_odd_sizes_and_strides(opened, nbytes, segments):
+def test_o_direct_takes_odd_sizes_and_places(opened, io, nbytes, segments):
     """SGLang under O_DIRECT: copies unless base and stride are multiples of 4 KiB; NIXL says EINVAL."""
     if nbytes < segments:
         segments = 1
     arena = an_arena(6, nbytes, segments)
-    direct = opened(arena.pool, direct_io=True)
+    direct = opened(arena.pool, io=io, direct_io=True)
     keys = keys_of(arena, "a", "b", "c")
     stored(direct, arena, keys)
     assert direct.batch_get(keys, arena.pages([3, 4, 5])) == [OK] * 3
@@ -138,6 +162,31 @@ def test_o_direct_takes_odd_sizes_and_strides(opened, nbytes, segments):
     assert plain.batch_contains(keys) == [OK] * 3
     assert plain.batch_get(keys, other.pages()) == [OK] * 3
     other.check({i: page_bytes(key, nbytes) for i, key in enumerate(keys)})
+
+
+@pytest.mark.parametrize("io", ["aio", "uring"])
+@pytest.mark.parametrize(
+    ("nbytes", "segments", "stride", "staged"),
+    [
+        (8192, 1, 8192, False),
+        (8192, 2, 12288, False),  # a gap behind each segment, all of it aligned
+        (8192, 2, 4104, True),  # the first slot is aligned, the others are not
+        (8200, 1, 12288, True),  # an odd size in aligned slots
+    ],
+    ids=["aligned", "aligned, gaps", "odd stride", "odd size"],
+)
+def test_o_direct_copies_only_what_it_cannot_reach(opened, monkeypatch, io, nbytes, segments, stride, staged):
+    from hicache_nixl.places import Moving
+
+    copies = []
+    honest = Moving.copy_out
+    monkeypatch.setattr(Moving, "copy_out", lambda *a: (copies.append(1), honest(*a))[1])
+    slots = Slots(6, nbytes, segments, stride)
+    storage = opened(slots.pool, io=io, direct_io=True)
+    keys = slots.stored(storage, "a", "b", "c")
+    assert storage.batch_get(keys, slots.pool.pages([3, 4, 5])) == [OK] * 3
+    assert [slots[i + 3] == page_bytes(key, nbytes) for i, key in enumerate(keys)] == [True] * 3
+    assert len(copies) == (3 if staged else 0)
 
 
 def test_descriptors_over_a_thousand_batches(opened):
@@ -155,25 +204,43 @@ def test_descriptors_over_a_thousand_batches(opened):
     assert (open_descriptors(), threading.active_count()) == (before, threads)
 
 
-def test_descriptors_over_failures(opened, tmp_path, monkeypatch):
+@pytest.mark.parametrize("io", ["aio", "uring"])
+def test_descriptors_over_failures(opened, tmp_path, monkeypatch, io):
+    """LMCache#2936: a transfer that fails leaves its files open; each costs us an agent, too."""
+    from hicache_nixl.filemoves import Mover
+
     arena = an_arena(4)
-    storage = opened(arena.pool)
+    storage = opened(arena.pool, io=io)
     keys = keys_of(arena, "a", "b", "c", "d")
     stored(storage, arena, keys)
+    honest_open, honest_seal = Mover.open, Mover._seal
+
+    def cut(mover, batch, positions):
+        pages = honest_open(mover, batch, positions)
+        os.truncate(batch.paths[0], 100)
+        return pages
+
+    def read_only(mover, batch, positions):
+        honest_seal(mover, batch, positions)
+        with open(os.devnull, "rb") as nothing:
+            for position in positions[:1]:
+                os.dup2(nothing.fileno(), batch.descriptors[position], inheritable=False)
+
+    def fail_twice(number: int) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Mover, "open", cut)
+            assert storage.batch_get(keys, arena.pages()) == [Status.ERROR, OK, OK, OK]
+            patch.setattr(Mover, "_seal", read_only)
+            fresh = keys_of(arena, f"{number}x", f"{number}y")
+            assert storage.batch_set(fresh, arena.pages([1, 2])) == [Status.ERROR, OK]
+        assert storage.batch_set(keys[:1], arena.pages([0])) == [OK]
+
+    fail_twice(0)
     before = open_descriptors()
-    monkeypatch.setattr(Transfer, "failed", "made up", raising=False)
-    for i in range(20):
-        os.truncate(file_of(tmp_path / "kv", storage, keys[0]), i)
-        assert OK not in storage.batch_get(keys[:1], arena.pages([0]))
-    monkeypatch.undo()
-    folder = file_of(tmp_path / "kv", storage, keys[1]).parent
-    folder.chmod(0o500)
-    try:
-        for i in range(20):
-            storage.batch_set(keys_of(arena, f"{i}"), arena.pages([0]))
-    finally:
-        folder.chmod(0o700)
-    assert open_descriptors() <= before
+    for number in range(1, 25):
+        fail_twice(number)
+    assert open_descriptors() == before
+    assert list((tmp_path / "kv").glob("*/??/.*.tmp")) == []
 
 
 def test_every_rank_writes_what_it_is_asked_to(opened):
@@ -204,6 +271,16 @@ def test_parts_of_a_model_never_share_a_page(opened, mine, theirs):
     stored(storage, a, keys_of(a, "page"))
     assert storage.batch_contains(keys_of(b, "page")) == [MISS]
     assert storage.batch_get(keys_of(b, "page"), b.pages()) == [MISS]
+
+
+def test_nothing_to_do_is_done_without_nixl(opened, monkeypatch):
+    """nixl 1.5.1: an empty list of descriptors is IndexError."""
+    arena = an_arena(1)
+    storage = opened(arena.pool)
+    monkeypatch.setattr(Transfer, "begin", None)
+    nothing = arena.pages([])
+    assert (storage.batch_get([], nothing), storage.batch_set([], nothing)) == ([], [])
+    assert storage.batch_get(keys_of(arena, "a"), arena.pages()) == [MISS]
 
 
 def test_clear_leaves_other_tenants_alone(opened):

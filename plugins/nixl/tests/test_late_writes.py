@@ -15,10 +15,10 @@ from pathlib import Path
 import nixl_slow_disk
 import pytest
 from conftest import require
-from nixl_builders import a_component, file_of, page_bytes
+from nixl_builders import Slots, file_of
 
-from hicache_core import HostPool, Segment, Status
-from hicache_nixl._native import Scratch, Transfer
+from hicache_core import Status
+from hicache_nixl._native import Transfer
 from hicache_nixl.filemoves import Mover
 from hicache_nixl.lanes import WORTH_NBYTES, Lanes
 from hicache_nixl.storage import HiCacheNixl
@@ -73,26 +73,6 @@ def read_through(
     monkeypatch.setattr(Mover, "open", through)
 
 
-class Slots:
-    """Memory on page boundaries, which O_DIRECT reads into itself: all else goes through private memory."""
-
-    def __init__(self, count: int) -> None:
-        self.memory = Scratch(count * NBYTES)
-        segment = Segment(self.memory.address, NBYTES, NBYTES)
-        self.pool = HostPool(a_component(NBYTES), (segment,), count, owner=self.memory)
-
-    def __getitem__(self, index: int) -> bytes:
-        return bytes(self.memory.view[index * NBYTES : (index + 1) * NBYTES])
-
-    def stored(self, storage: HiCacheNixl, *labels: str) -> list[str]:
-        """Store pages from the first slots; give their keys."""
-        keys = self.pool.component.keys(list(labels))
-        for index, key in enumerate(keys):
-            self.memory.view[index * NBYTES : (index + 1) * NBYTES] = page_bytes(key, NBYTES)
-        assert storage.batch_set(keys, self.pool.pages(range(len(keys)))) == [OK] * len(keys)
-        return keys
-
-
 def in_a_thread(verb: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
     results: list[object] = []
 
@@ -121,7 +101,7 @@ def until(condition: Callable[[], bool], caller: threading.Thread) -> None:
 def test_c11_a_get_of_which_one_page_fails_outlasts_the_reads_of_the_others(
     opened, tmp_path, monkeypatch, disk, looks, io, direct
 ):
-    slots = Slots(8)
+    slots = Slots(8, NBYTES)
     storage = opened(slots.pool, io=io, direct_io=direct, lanes=1)
     keys = slots.stored(storage, "a", "b", "c", "d")
     read_through(monkeypatch, disk, tmp_path, storage, keys, ["held", "held", "broken", "held"])
@@ -140,7 +120,7 @@ def test_c11_a_get_of_which_one_page_fails_outlasts_the_reads_of_the_others(
 @QUEUES
 def test_c11_an_interrupted_get_outlasts_its_reads(opened, tmp_path, monkeypatch, disk, looks, io, direct):
     """Ctrl-C comes while NIXL is looked at; slots are given back when nothing writes to them."""
-    slots = Slots(4)
+    slots = Slots(4, NBYTES)
     storage = opened(slots.pool, io=io, direct_io=direct, lanes=1)
     keys = slots.stored(storage, "a", "b")
     read_through(monkeypatch, disk, tmp_path, storage, keys, ["held", "held"])

@@ -103,3 +103,10 @@ def test_object_parameters_are_spelt_as_nixl_reads_them():
 def test_choice_gives_a_reason(options, plugin, reason):
     choice = choose(resolved(**options), ())
     assert (choice.plugin, choice.reason) == (plugin, reason)
+
+
+def test_choice_of_a_3fs_mount_is_spelt_as_nixl_spells_it(monkeypatch):
+    """SGLang's order says 3FS, which NIXL has never heard of."""
+    monkeypatch.setattr("hicache_nixl.choice.file_system_of", lambda folder: "hf3fs")
+    assert choose(resolved(folders="/3fs"), ()).plugin == "HF3FS"
+    assert "HF3FS" in problem(folders="/3fs", plugin="3FS")
