@@ -1,8 +1,8 @@
 """NixlHarness: runs the suite over files in a temporary folder, or over objects on a SeaweedFS of its own.
 
 ``plugin=OBJ`` (or a ``bucket``) asks for objects; then a server is started,
-which takes 3 to 12 s (seaweed.py). Anything else is files; ``folder`` says where
-the temporary folder is made, so that a file system may be chosen.
+which takes 3 to 12 s (seaweed.py). Anything else is files, in a temporary folder
+that is made inside the one that ``folders`` names: what is proved is its file system.
 
 Values are read, written and damaged behind the backend's back: files as files,
 objects through SeaweedFS's filer, trailers made here from their description in
@@ -81,13 +81,27 @@ class FileHarness(NixlHarness):
 
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         super().__init__(given)
-        self._where = self.given.pop("folder", None)
+        named = self.given.pop("folders", ())
+        #: Folders to make the temporary one in; several are refused.
+        self._named = [each for each in named.split(":") if each] if isinstance(named, str) else list(named)
         self.faults = frozenset((*_ALWAYS, "bounded"))
         self._folder: Path | None = None
         self._capacity: int | None = None
 
+    def available(self) -> str | None:
+        if len(self._named) > 1:
+            return "several folders are given. Check one at a time."
+        try:
+            self.start()
+        except OSError as error:
+            where = self._named[0] if self._named else error.filename
+            return f"making a folder in '{where}': {error.strerror}. Make it, and writable for this user."
+        self.stop()
+        return super().available()
+
     def start(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="hicache-nixl-", dir=self._where))
+        inside = self._named[0] if self._named else None
+        self._folder = Path(tempfile.mkdtemp(prefix="hicache-nixl-", dir=inside))
 
     def stop(self) -> None:
         self._capacity = None
