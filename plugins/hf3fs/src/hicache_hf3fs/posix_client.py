@@ -1,6 +1,6 @@
 """Pages by preadv and pwritev: any mounted parallel file system, the 3FS FUSE mount included.
 
-Neighbours in the file go in one system call of about a megabyte, which is hashed while it is still in the
+Neighbours in the file go in one system call of half a megabyte, which is hashed while it is still in the
 cache; larger batches are shared with a few threads. A system call cannot be cancelled: between calls the
 deadline is looked at, within one nothing can be done (``hold``).
 
@@ -19,8 +19,8 @@ from hicache_hf3fs._crew import Crew
 from hicache_hf3fs.page_io import PageIO, checksum_of
 from hicache_hf3fs.pagefile import PageFile
 
-#: Bytes a system call: below, the call is the cost; above, the hash finds a cold cache.
-_CALL_NBYTES = 1 << 20
+#: Bytes a system call: below, the call is the cost; above, the hash finds a cold cache (1 MiB a core here).
+_CALL_NBYTES = 512 << 10
 #: Linux's IOV_MAX.
 _MAX_SEGMENTS = 1024
 
