@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from hicache_core.status import Status
 from hicache_hf3fs._clock import Clock, Holds, Leases
-from hicache_hf3fs._recent import Recent, Row
+from hicache_hf3fs._recent import NBYTES, PAGE, RANK, ROW_COLUMNS, VERDICT, Recent, Row, places, serves
 from hicache_hf3fs._rooms import KEYS_A_STATEMENT, PageFileState, Rooms, marks, padded
 from hicache_hf3fs._schema import connect, transaction
 from hicache_hf3fs.metadata import (
@@ -32,16 +32,6 @@ _FILE_COLUMNS = "id, name, file_id, page_nbytes, num_pages, fresh"
 
 #: What a confirmation stores: digest, page, bytes, checksum.
 NewRow: TypeAlias = "tuple[bytes, int, int, int | None]"
-_ROW_COLUMNS = "key, rank, idx, nbytes, checksum, verdict"
-_RANK: Final = 1
-_PAGE: Final = 2
-_NBYTES: Final = 3
-_VERDICT: Final = 5
-
-
-def _serves(row: Row, nbytes: int) -> bool:
-    """True where a slot of this size can be given the page, as far as is known."""
-    return row[_NBYTES] == nbytes and row[_VERDICT] != Status.CORRUPT
 
 
 class PageTable:
@@ -103,7 +93,7 @@ class PageTable:
                 self._release(file.id, lease, self._reserved(file.id, lease))  # this request, sent before
                 good = self._serving(namespace, digests, file)
                 # What this very call reports as stored must not make room for the rest of it.
-                self._holds.begin(lease, _places(good.values()), now)
+                self._holds.begin(lease, places(good.values()), now)
                 wanted = sum(digest not in good for digest in digests)
                 pages = self._rooms.allocate(file, wanted, now)
                 rows = [(file.id, lease, index) for index in pages]
@@ -119,7 +109,7 @@ class PageTable:
         self._refused += wanted - len(pages)
         new = iter(pages)
         return [
-            Reservation(True, good[digest][_PAGE])
+            Reservation(True, good[digest][PAGE])
             if digest in good
             else Reservation(False, next(new, NO_PAGE))
             for digest in digests
@@ -144,7 +134,7 @@ class PageTable:
             results: list[bool] = []
             for row in written:
                 digest, page, nbytes, _ = row
-                there = digest in fresh or (digest in stored and _serves(stored[digest], nbytes))
+                there = digest in fresh or (digest in stored and serves(stored[digest], nbytes))
                 if page in mine and not there:
                     fresh[digest] = row
                 elif page in mine:
@@ -196,7 +186,7 @@ class PageTable:
         """Find pages and hold them."""
         found = self._look_up(namespace, digests)
         self._holds.expire(now)
-        self._holds.begin(hold, _places(found.values()), now)
+        self._holds.begin(hold, places(found.values()), now)
         self._use(found.values())
         return list(map(found.get, digests))
 
@@ -216,7 +206,7 @@ class PageTable:
     def exists(self, namespace: str, digests: Sequence[bytes]) -> list[bool]:
         """Tell which keys have a page without a verdict."""
         found = self._look_up(namespace, digests)
-        good = {digest for digest, row in found.items() if not row[_VERDICT]}
+        good = {digest for digest, row in found.items() if not row[VERDICT]}
         return list(map(good.__contains__, digests))
 
     def touch(self, namespace: str, digests: Sequence[bytes]) -> None:
@@ -318,7 +308,7 @@ class PageTable:
         for start in range(0, len(digests), KEYS_A_STATEMENT):
             part = padded(digests[start : start + KEYS_A_STATEMENT])
             rows = self._base.execute(
-                f"SELECT {_ROW_COLUMNS} FROM page WHERE space=? AND key IN ({marks(len(part))})",
+                f"SELECT {ROW_COLUMNS} FROM page WHERE space=? AND key IN ({marks(len(part))})",
                 (space, *part),
             )
             found.update([(row[0], row) for row in rows])
@@ -327,8 +317,8 @@ class PageTable:
     def _serving(self, namespace: str, digests: Sequence[bytes], file: PageFileState) -> dict[bytes, Row]:
         """Find the keys that need no set into this file, and forget what gets of another size said."""
         nbytes = file.label.page_nbytes
-        good = {d: row for d, row in self._look_up(namespace, digests).items() if _serves(row, nbytes)}
-        doubted = [digest for digest, row in good.items() if row[_VERDICT]]
+        good = {d: row for d, row in self._look_up(namespace, digests).items() if serves(row, nbytes)}
+        doubted = [digest for digest, row in good.items() if row[VERDICT]]
         if doubted:
             self._judge(self._space_for(namespace), [(0, digest) for digest in doubted])
         return good
@@ -344,9 +334,9 @@ class PageTable:
             self._base.executemany(
                 "DELETE FROM page WHERE space=? AND key=?", [(space, key) for key in found]
             )
-            self._rooms.count(space, -len(found), -sum(row[_NBYTES] for row in found.values()))
+            self._rooms.count(space, -len(found), -sum(row[NBYTES] for row in found.values()))
             for row in found.values():
-                self._rooms.free(row[_RANK], [row[_PAGE]])
+                self._rooms.free(row[RANK], [row[PAGE]])
 
     def _space(self, namespace: str) -> int | None:
         known = self._spaces.get(namespace)
@@ -373,10 +363,10 @@ class PageTable:
     def _use(self, rows: Iterable[Row]) -> None:
         rank, use = 0, None
         for row in rows:
-            if row[_RANK] != rank or use is None:
-                rank = row[_RANK]
+            if row[RANK] != rank or use is None:
+                rank = row[RANK]
                 use = self._by_id(rank).clock.use
-            use(row[_PAGE])
+            use(row[PAGE])
 
     def _file(self, name: str) -> PageFileState:
         known = self._find(name)
@@ -404,7 +394,3 @@ class PageTable:
 
     def _rows(self, table: str) -> int:
         return int(self._base.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
-
-
-def _places(rows: Iterable[Row]) -> list[tuple[int, int]]:
-    return [(row[_RANK], row[_PAGE]) for row in rows]
