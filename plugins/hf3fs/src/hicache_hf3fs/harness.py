@@ -73,7 +73,7 @@ class Hf3fsHarness(BaseHarness):
 
     def start(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="hicache-hf3fs-"))
-        self._pages = Path(tempfile.mkdtemp(prefix="hicache-check-", dir=self._mount))
+        self._pages = Path(tempfile.mkdtemp(prefix="hicache-hf3fs-pages-", dir=self._mount))
         self._file_nbytes = FILE_NBYTES
         self._address = "127.0.0.1:0"
         self._fresh()
