@@ -37,5 +37,8 @@ SPEC = BackendSpec(
         max_segments=1024,  # IOV_MAX of Linux: one page has to fit one preadv
         transport="mount or usrbio",
     ),
-    requires=(Requirement(module="xxhash", pip="pip install 'xxhash>=3.4'", versions=">=3.4"),),
+    requires=(
+        Requirement(module="httpx", pip="pip install 'httpx>=0.27'", versions=">=0.27"),
+        Requirement(module="xxhash", pip="pip install 'xxhash>=3.4'", versions=">=3.4"),
+    ),
 )
