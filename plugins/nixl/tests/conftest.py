@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,21 +11,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from nixl_builders import a_config, a_storage
+from nixl_builders import a_config, a_storage, require
 
 from hicache_nixl.harness import NixlHarness, ObjectHarness
 from hicache_nixl.seaweed import Seaweed
 from hicache_nixl.storage import HiCacheNixl
 
 Opens = Callable[..., HiCacheNixl]
-
-
-def require(reason: str | None) -> None:
-    """Skip where something is missing; in CI without excuse."""
-    if reason and os.environ.get("HICACHE_CI_NIXL_REQUIRED"):
-        pytest.fail(reason)
-    if reason:
-        pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hicache_conformance.builders import Arena, in_segments, page_bytes
 from hicache_core import (
     Component,
@@ -31,10 +33,19 @@ __all__ = [  # for the programs of tests, which import everything
     "keys_of",
     "open_descriptors",
     "page_bytes",
+    "require",
     "stored",
 ]
 
 NBYTES = 8192
+
+
+def require(reason: str | None) -> None:
+    """Skip where something is missing; in CI without excuse."""
+    if reason and os.environ.get("HICACHE_CI_NIXL_REQUIRED"):
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
 
 
 def a_component(nbytes: int = NBYTES, name: str = "kv", shard: Any = "whole") -> Component:

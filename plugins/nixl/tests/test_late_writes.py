@@ -14,8 +14,7 @@ from pathlib import Path
 
 import nixl_slow_disk
 import pytest
-from conftest import require
-from nixl_builders import Slots, file_of
+from nixl_builders import Slots, file_of, require
 
 from hicache_core import Status
 from hicache_nixl._native import Transfer
