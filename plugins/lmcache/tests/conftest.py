@@ -33,6 +33,12 @@ def needed(module: str) -> Any:
     return pytest.importorskip(module, reason="needs pip install 'hicache-lmcache[lmcache]'")
 
 
+@pytest.fixture
+def lmcache() -> Any:
+    """The library itself."""
+    return needed("lmcache")
+
+
 @pytest.fixture(scope="session")
 def redis() -> Iterator[RedisServer]:
     """One redis-server for the run."""

@@ -230,7 +230,7 @@ print(len(memory))  # and no close
 """
 
 
-def test_c16_a_crowded_memory_says_nothing() -> None:
+def test_c16_a_crowded_memory_says_nothing(lmcache: Any) -> None:
     """LMCache warns on the terminal each time that there is no room."""
     run = subprocess.run([sys.executable, "-c", _CROWDED], capture_output=True, text=True, timeout=100)
     assert (run.returncode, run.stdout.strip().isdigit(), run.stderr) == (0, True, "")
