@@ -231,6 +231,11 @@ class TestSpares:
         self.write(store, child, "old")
         other = make(nbytes=self.NBYTES, slots=32)
         assert other.storage.clear() == 12 * 32
+        store.storage._state().space.janitor.flush(5.0)
+        spares = store.storage._state().writer._spares
+        assert len(spares._ready) == 2
+        assert spares.take(other.storage._state().current().epoch, self.NBYTES) is None
+        assert spares.take(spares._ready[0].segment.header.epoch, 5 << 20) is None, "too small for such pages"
         self.write(store, child, "new", 2)
         assert other.get(child.keys_of("new", 1, 32, self.NBYTES)) == [OK] * 32
         assert other.get(child.keys_of("old", 11, 32, self.NBYTES)) == [MISS] * 32

@@ -175,20 +175,17 @@ class FileLock:
 
 def try_lock(fd: int) -> bool:
     """Take an exclusive flock without waiting; True as well where the file system knows no flock."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    except OSError as error:
-        if error.errno not in _NO_FLOCK:
-            raise
-    return True
+    return _flock(fd, fcntl.LOCK_EX)
 
 
 def lock_shared(fd: int) -> bool:
     """Hold a file against ``lock_alone`` for as long as it is open; False while somebody has it alone."""
+    return _flock(fd, fcntl.LOCK_SH)
+
+
+def _flock(fd: int, how: int) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:

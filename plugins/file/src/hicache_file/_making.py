@@ -46,14 +46,18 @@ class Made(NamedTuple):
 
 
 class Maker:
-    """Makes segments for one instance; used under the root's lock."""
+    """Makes segments for one instance; used under the root's lock.
+
+    Args:
+        reusable: whether they may be taken over once they are evicted.
+    """
 
     def __init__(
-        self, space: Space, known: Callable[[], Catalog], *, checksum: bool, fsync: bool, timeout_s: float
+        self, space: Space, known: Callable[[], Catalog], *, reusable: bool, fsync: bool, timeout_s: float
     ) -> None:
         self._space = space
         self._known = known
-        self._summed = checksum
+        self._reusable = reusable
         self._fsync = fsync
         self._timeout_s = timeout_s
 
@@ -85,7 +89,7 @@ class Maker:
         ledger.begin()
         ledger.register(Slot(space.namespace, header.id, total))
         segment = space.new_segment(header)
-        segment.mine, segment.reusable = True, self._summed
+        segment.mine, segment.reusable = True, self._reusable
         segment.table = np.zeros((header.room, WORDS), np.uint64)
         with space.lock:  # before others can hear of it: our own catalog must not take it for theirs
             space.own[header.id] = segment

@@ -63,7 +63,7 @@ class Segment:
         self.gone = False
         #: True while a lane of this instance appends to it.
         self.mine = False
-        #: True where this instance made it and all its pages have checksums: it may be taken over.
+        #: True where this instance made it, in a way that lets it be taken over once it is evicted.
         self.reusable = False
         #: Records in memory, for our own open segments only.
         self.table: Words | None = None

@@ -2,8 +2,8 @@
 
 A segment is made whole under the root's lock, mostly ahead of need. From then
 on its creator appends without any lock of the root: page bytes first, journal
-records second, so that a record that reads well vouches for its page. One batch costs one pwritev a chunk and
-one pwrite for its records.
+records second, so that a record that reads well vouches for its page. One batch
+costs one pwritev a chunk and one pwrite for its records.
 """
 
 from __future__ import annotations
@@ -95,7 +95,13 @@ class Writer:
         self.evictor = Evictor(root, space.janitor, fsync=settings.fsync, let_go=self._let_go)
         self._sealer = Sealer(space, root, current, fsync=settings.fsync, timeout_s=settings.timeout_s)
         self._maker = Maker(
-            space, known, checksum=settings.checksum, fsync=settings.fsync, timeout_s=settings.timeout_s
+            space,
+            known,
+            # Not where data is flushed: the disk must then never hold an old journal beside new pages. Not on
+            # network file systems, whose locks may not reach everybody.
+            reusable=settings.checksum and not settings.fsync and not settings.network,
+            fsync=settings.fsync,
+            timeout_s=settings.timeout_s,
         )
         self._spares = Spares(
             self._maker,
@@ -282,15 +288,9 @@ class Writer:
                     nbytes = max(least, nbytes // 2)
 
     def _let_go(self, segment_id: bytes) -> bool:
-        """Close our files of an evicted segment; True where it may be taken over.
-
-        Not where data is flushed: the disk must then never hold an old journal beside new pages. Not on
-        network file systems, whose locks may not reach everybody.
-        """
+        """Close our files of an evicted segment; True where it may be taken over."""
         segment = self._known().by_id(segment_id)
-        if segment is None or not segment.reusable or self._settings.fsync or self._settings.network:
-            return False
-        return self._space.handles.let_go(segment.ordinal)
+        return segment is not None and segment.reusable and self._space.handles.let_go(segment.ordinal)
 
     def _spared(self) -> set[bytes]:
         """Give the segments that running sets have written to: their pages must outlive them."""

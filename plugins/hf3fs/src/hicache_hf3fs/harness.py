@@ -1,7 +1,7 @@
 """Hf3fsHarness: page files in a temporary folder, and a metadata server process of its own.
 
 The server takes about half a second to start, on a free loopback port that it keeps across restarts. It ends
-with the thread that started it, so that a killed harness leaves none behind (hicache_conformance.leash).
+with the process that started it, so that a killed harness leaves none behind (hicache_conformance.leash).
 Options given by the user choose what is checked: ``root`` is a folder of his, on the mount that he means,
 and page files lie in a new folder in it, removed afterwards; ``client=usrbio`` puts the double of the usrbio
 library under it (usrbio_double.py), unless ``usrbio_module`` names another; ``metadata=local`` leaves the
