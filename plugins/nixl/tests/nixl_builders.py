@@ -29,6 +29,7 @@ __all__ = [  # for the programs of tests, which import everything
     "a_config",
     "a_storage",
     "an_arena",
+    "as_a_stranger",
     "file_of",
     "keys_of",
     "open_descriptors",
@@ -117,6 +118,12 @@ def stored(storage: HiCacheNixl, arena: Arena, keys: list[str]) -> None:
 def file_of(folder: Path, storage: HiCacheNixl, key: str) -> Path:
     (found,) = (folder / storage.config.namespace.id).glob(f"??/{key}")
     return found
+
+
+def as_a_stranger(storage: HiCacheNixl) -> HiCacheNixl:
+    """Have it look at files anew, as a process does that neither wrote nor read them."""
+    storage._store._mover.remembered.clear()
+    return storage
 
 
 def open_descriptors() -> int:

@@ -16,6 +16,7 @@ from nixl_builders import (
     a_component,
     a_config,
     an_arena,
+    as_a_stranger,
     file_of,
     keys_of,
     open_descriptors,
@@ -82,7 +83,7 @@ def test_damaged_and_exchanged_files_are_no_hits(opened, tmp_path, at, direct):
         content = bytearray(path.read_bytes())
         content[at if at < NBYTES else at - NBYTES - 64] ^= 1  # the trailer is what a file ends with
         path.write_bytes(content)
-    assert storage.batch_get(keys, arena.pages([2, 3])) == [CORRUPT, OK]
+    assert as_a_stranger(storage).batch_get(keys, arena.pages([2, 3])) == [CORRUPT, OK]
     arena.check({3: page_bytes(keys[1], NBYTES)}, undefined=[2])
     assert storage.batch_set(keys, arena.pages([0, 1])) == [OK, OK]
     assert storage.batch_get(keys, arena.pages([2, 3])) == [OK, OK]
@@ -108,7 +109,7 @@ def test_a_file_cut_between_look_and_read_fails_alone_and_the_agent_goes_on(
         return pages
 
     monkeypatch.setattr(Mover, "open", cut_after_opening)
-    statuses = storage.batch_get(keys, arena.pages([4, 5, 6, 7]))
+    statuses = as_a_stranger(storage).batch_get(keys, arena.pages([4, 5, 6, 7]))
     assert statuses == [OK, Status.ERROR, OK, OK]
     arena.check({i + 4: page_bytes(keys[i], NBYTES) for i in (0, 2, 3)}, undefined=[5])
     monkeypatch.undo()
@@ -229,7 +230,7 @@ def test_descriptors_over_failures(opened, tmp_path, monkeypatch, io):
     def fail_twice(number: int) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(Mover, "open", cut)
-            assert storage.batch_get(keys, arena.pages()) == [Status.ERROR, OK, OK, OK]
+            assert as_a_stranger(storage).batch_get(keys, arena.pages()) == [Status.ERROR, OK, OK, OK]
             patch.setattr(Mover, "_seal", read_only)
             fresh = keys_of(arena, f"{number}x", f"{number}y")
             assert storage.batch_set(fresh, arena.pages([1, 2])) == [Status.ERROR, OK]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nixl_slow_disk
 import pytest
-from nixl_builders import Slots, file_of, require
+from nixl_builders import Slots, as_a_stranger, file_of, require
 
 from hicache_core import Status
 from hicache_nixl._native import Transfer
@@ -77,6 +77,26 @@ def read_through(
         return pages
 
     monkeypatch.setattr(Mover, "open", through)
+    as_a_stranger(storage)
+
+
+def read_by_name_through(
+    monkeypatch, disk, tmp_path: Path, storage: HiCacheNixl, keys: list[str], hows: list[str]
+) -> None:
+    """Have what NIXL opens by name lie on the slow disk, until the files are looked at."""
+    files = [file_of(tmp_path / "kv", storage, key) for key in keys]
+    for name, (file, how) in enumerate(zip(files, hows, strict=True)):
+        file.rename(tmp_path / "pages" / str(name))
+        file.symlink_to(disk.path(how, str(name)))
+    honest = Mover.open
+
+    def restored(mover, batch, positions):
+        for name, file in enumerate(files):
+            if file.is_symlink():
+                (tmp_path / "pages" / str(name)).rename(file)
+        return honest(mover, batch, positions)
+
+    monkeypatch.setattr(Mover, "open", restored)
 
 
 def in_a_thread(verb: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
@@ -101,6 +121,31 @@ def until(condition: Callable[[], bool], caller: threading.Thread) -> None:
             return
         until_then.wait(0.002)
     raise AssertionError("the condition was never met")
+
+
+def interrupts_twice(monkeypatch, disk, looks, get: Callable[[], object]) -> None:
+    """Interrupt a get whose two reads are held; see that it ends after they do."""
+    looks.clear()
+    interrupt = threading.Event()
+    honest = Transfer.poll
+
+    def interrupted(transfer):
+        if interrupt.is_set() and threading.current_thread().name == CALLER:
+            interrupt.clear()
+            looks.clear()
+            raise KeyboardInterrupt
+        return honest(transfer)
+
+    monkeypatch.setattr(Transfer, "poll", interrupted)
+    caller, results = in_a_thread(get)
+    until(lambda: disk.held() == 2, caller)
+    for _ in range(2):  # who is impatient presses it twice
+        interrupt.set()
+        until(lambda: not interrupt.is_set() and len(looks) > MANY_LOOKS, caller)
+    assert (disk.held(), caller.is_alive()) == (2, True), "the get returned while reads into its slots ran"
+    assert disk.let_go() == 2
+    caller.join(WAIT_S)
+    assert results == [KeyboardInterrupt]
 
 
 @QUEUES
@@ -130,28 +175,36 @@ def test_c11_an_interrupted_get_outlasts_its_reads(opened, tmp_path, monkeypatch
     storage = opened(slots.pool, io=io, direct_io=direct, lanes=1)
     keys = slots.stored(storage, "a", "b")
     read_through(monkeypatch, disk, tmp_path, storage, keys, ["held", "held"])
-    looks.clear()
-    interrupt = threading.Event()
-    honest = Transfer.poll
-
-    def interrupted(transfer):
-        if interrupt.is_set() and threading.current_thread().name == CALLER:
-            interrupt.clear()
-            looks.clear()
-            raise KeyboardInterrupt
-        return honest(transfer)
-
-    monkeypatch.setattr(Transfer, "poll", interrupted)
-    caller, results = in_a_thread(lambda: storage.batch_get(keys, slots.pool.pages([2, 3])))
-    until(lambda: disk.held() == 2, caller)
-    for _ in range(2):  # who is impatient presses it twice
-        interrupt.set()
-        until(lambda: not interrupt.is_set() and len(looks) > MANY_LOOKS, caller)
-    assert (disk.held(), caller.is_alive()) == (2, True), "the get returned while reads into its slots ran"
-    assert disk.let_go() == 2
-    caller.join(WAIT_S)
-    assert results == [KeyboardInterrupt]
+    interrupts_twice(monkeypatch, disk, looks, lambda: storage.batch_get(keys, slots.pool.pages([2, 3])))
     assert storage.batch_get(keys, slots.pool.pages([2, 3])) == [OK, OK]
+    assert [slots[2] == slots[0], slots[3] == slots[1]] == [True, True]
+
+
+def test_c11_a_get_by_name_outlasts_its_reads_and_reads_again_what_failed(
+    opened, tmp_path, monkeypatch, disk, looks
+):
+    slots = Slots(8, NBYTES)
+    storage = opened(slots.pool, io="uring", lanes=1)
+    keys = slots.stored(storage, "a", "b", "c", "d")
+    read_by_name_through(monkeypatch, disk, tmp_path, storage, keys, ["held", "held", "broken", "held"])
+    looks.clear()
+    caller, results = in_a_thread(lambda: storage.batch_get(keys, slots.pool.pages([4, 5, 6, 7])))
+    until(lambda: disk.held() == 3, caller)
+    until(lambda: len(looks) > MANY_LOOKS, caller)
+    assert (disk.held(), caller.is_alive()) == (3, True), "the get went on while reads into its slots ran"
+    assert disk.let_go() == 3
+    caller.join(WAIT_S)
+    assert results == [[OK, OK, OK, OK]]
+    assert [slots[i + 4] == slots[i] for i in range(4)] == [True] * 4
+
+
+def test_c11_an_interrupted_get_by_name_outlasts_its_reads(opened, tmp_path, monkeypatch, disk, looks):
+    slots = Slots(4, NBYTES)
+    storage = opened(slots.pool, io="uring", lanes=1)
+    keys = slots.stored(storage, "a", "b")
+    read_by_name_through(monkeypatch, disk, tmp_path, storage, keys, ["held", "held"])
+    interrupts_twice(monkeypatch, disk, looks, lambda: storage.batch_get(keys, slots.pool.pages([2, 3])))
+    assert as_a_stranger(storage).batch_get(keys, slots.pool.pages([2, 3])) == [OK, OK]
     assert [slots[2] == slots[0], slots[3] == slots[1]] == [True, True]
 
 

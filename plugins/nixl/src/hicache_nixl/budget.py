@@ -20,7 +20,7 @@ import struct
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hicache_core.errors import BackendIncompatible, BackendTimeout
 from hicache_nixl._native import note
@@ -42,8 +42,10 @@ _IDLE_SCANS = 3
 class Budget:
     """Thread-safe, and safe with any number of processes on the same folders."""
 
-    def __init__(self, folders: Folders) -> None:
+    def __init__(self, folders: Folders, removed: Callable[[str], None] | None = None) -> None:
         self._folders = folders
+        #: Is told the path of each page that is evicted here.
+        self._removed = removed
         self._path = f"{folders.folders[0]}/{FILE_NAME}"
         self._lock = threading.Lock()
         self._descriptor = -1
@@ -52,14 +54,23 @@ class Budget:
         self._next_fan = os.getpid() % FANS
 
     @classmethod
-    def open(cls, folders: Folders, capacity: int | None, deadline: float) -> Budget | None:
+    def open(
+        cls,
+        folders: Folders,
+        capacity: int | None,
+        deadline: float,
+        removed: Callable[[str], None] | None = None,
+    ) -> Budget | None:
         """Join the store's budget; None where it has none and none is given.
+
+        Args:
+            removed: is told the path of each page that is evicted here.
 
         Raises:
             BackendTimeout: another process holds the budget's lock until the deadline.
             BackendIncompatible: a later version wrote it.
         """
-        budget = cls(folders)
+        budget = cls(folders, removed)
         if capacity is None and not os.path.exists(budget._path):
             return None
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -210,6 +221,8 @@ class Budget:
                 os.unlink(path)
             except OSError:
                 continue
+            if self._removed is not None:
+                self._removed(path)
             table[fan] = max(0, table[fan] - nbytes)
             idle_scans = 0
 

@@ -14,13 +14,17 @@ import os
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from hicache_core import Namespace, Status
-from hicache_nixl._native import Agent, Scratch, TransferFailed
+from hicache_nixl._native import Agent, Scratch
+from hicache_nixl.byname import Remembered
 from hicache_nixl.folders import Folders, status_of, unlink
 from hicache_nixl.places import Moving
 from hicache_nixl.trailer import (
     TRAILER_NBYTES,
     Verdict,
+    checksum_in,
     examine,
     pack,
     padded_nbytes,
@@ -28,10 +32,13 @@ from hicache_nixl.trailer import (
     rounded,
     sealer,
 )
+from hicache_nixl.transfers import transfer
 from hicache_nixl.verdicts import Verdicts, why_not_read, why_not_written
 
 #: Bytes a chunk: what was copied is still in the processor's cache when it is hashed.
 CHUNK_NBYTES = 2 << 20
+#: The same for pages that are read by name, where fewer transfers save more than the cache does.
+NAMED_CHUNK_NBYTES = 4 << 20
 MAX_CHUNK_PAGES = 64
 #: Files open at a time for one call; a process may have 1024 by default.
 MAX_OPEN = 256
@@ -45,20 +52,28 @@ class Mover:
     """Moves pages for one storage; thread-safe, since agents carry what changes."""
 
     def __init__(
-        self, folders: Folders, *, direct: bool, checksums: bool, fsync: bool, max_descriptors: int
+        self,
+        folders: Folders,
+        remembered: Remembered,
+        *,
+        direct: bool,
+        checksums: bool,
+        fsync: bool,
+        max_descriptors: int,
     ) -> None:
         self._folders = folders
         self._namespace: Namespace = folders.namespace
         self._prefix = folders.namespace.qualify("")
         self.verdicts = Verdicts(folders.namespace)
+        self.remembered = remembered
         self.direct = direct
         self._checksums = checksums
         self._fsync = fsync
         self._max_descriptors = max_descriptors
 
-    def pages_a_chunk(self, batch: Moving) -> int:
-        """How many pages one transfer carries."""
-        by_size = CHUNK_NBYTES // max(1, batch.nbytes)
+    def pages_a_chunk(self, batch: Moving, nbytes: int = CHUNK_NBYTES) -> int:
+        """How many pages one transfer of about so many bytes carries."""
+        by_size = nbytes // max(1, batch.nbytes)
         by_descriptors = self._max_descriptors // batch.segments
         return max(1, min(MAX_CHUNK_PAGES, by_size, by_descriptors))
 
@@ -124,11 +139,12 @@ class Mover:
             for position in positions:
                 self._judge(batch, position, None)
             return
-        seal = sealer(self._prefix, batch.nbytes)
+        seal, remember = sealer(self._prefix, batch.nbytes), self.remembered.keep
         keys, trailers, statuses = batch.keys, batch.trailers, batch.statuses
         for position, checksum in zip(positions, batch.checksums(positions), strict=True):
             if trailers[position] == seal(keys[position], checksum):
                 statuses[position] = _OK
+                remember(batch.paths[position], checksum)
             else:
                 self._judge(batch, position, None)
 
@@ -246,35 +262,23 @@ class Mover:
         except OSError as error:
             return _not_miss(error)
         self.verdicts.forget(path)
+        checksum = checksum_in(batch.trailers[position])
+        if checksum is not None and position not in batch.direct:
+            self.remembered.keep(path, checksum)
         return _OK
 
     # Both.
 
     def _transfer(self, agent: Agent, verb: str, batch: Moving, positions: Sequence[int]) -> bool:
-        """Run one transfer to its end, whenever that is (C11: hold)."""
+        """Run one transfer to its end; False where it failed."""
         nbytes = self.file_nbytes(batch.nbytes)
         if batch.staged:
-            address = self._scratch(agent, batch).address
-            ranges = batch.staged_ranges(positions, nbytes, address)
+            ranges = batch.staged_ranges(positions, self._scratch(agent, batch).address)
         else:
-            ranges = batch.ranges(positions, nbytes)
-        try:
-            files = agent.register("FILE", ranges.files)
-            try:
-                transfer = agent.start(verb, (batch.kind, ranges.local), ("FILE", ranges.remote))
-                in_time = transfer.wait(batch.deadline, hold=True)
-            except BaseException:  # Ctrl-C, say; the slots are the caller's again when this returns
-                agent.spent = True
-                agent.outlast()
-                raise
-            finally:
-                agent.forget(files)
-        except TransferFailed:
-            agent.spent = True
-            return False
-        if transfer.failed or not in_time:
-            agent.spent = True
-        return not transfer.failed
+            ranges = batch.ranges(positions, [batch.descriptors[position] for position in positions])
+        files = np.zeros((len(positions), 3), np.uint64)
+        files[:, 1], files[:, 2] = nbytes, [batch.descriptors[position] for position in positions]
+        return transfer(agent, verb, batch, files, ranges)
 
     def _scratch(self, agent: Agent, batch: Moving) -> Scratch:
         return agent.scratch(rounded(batch.nbytes) * max(1, CHUNK_NBYTES // max(1, batch.nbytes)))

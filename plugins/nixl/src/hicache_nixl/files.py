@@ -26,7 +26,8 @@ from hicache_core.errors import BackendTimeout, BackendUnavailable, StorageClose
 from hicache_nixl._native import Agent
 from hicache_nixl.agents import Agents
 from hicache_nixl.budget import Budget
-from hicache_nixl.filemoves import MAX_OPEN, Mover
+from hicache_nixl.byname import ByName
+from hicache_nixl.filemoves import MAX_OPEN, NAMED_CHUNK_NBYTES, Mover
 from hicache_nixl.folders import FANS, Entry, Folders, fan_of, status_of, unlink
 from hicache_nixl.lanes import Lanes
 from hicache_nixl.places import Moving
@@ -44,7 +45,13 @@ class FileStore:
     """The pages of one namespace in folders; thread-safe."""
 
     def __init__(
-        self, folders: Folders, agents: Agents, budget: Budget | None, mover: Mover, lanes: Lanes
+        self,
+        folders: Folders,
+        agents: Agents,
+        budget: Budget | None,
+        mover: Mover,
+        lanes: Lanes,
+        by_name: ByName | None,
     ) -> None:
         self._folders = folders
         self._agents = agents
@@ -52,6 +59,8 @@ class FileStore:
         self._mover = mover
         self._verdicts = mover.verdicts
         self._lanes = lanes
+        #: None where NIXL reads no files by their names, or nothing would tell what it has read.
+        self._by_name = by_name
         self._page_nbytes: dict[str, int] = {}
 
     def know(self, pools: Sequence[HostPool]) -> None:
@@ -72,13 +81,18 @@ class FileStore:
         """Read pages; statuses by position."""
         paths = self._folders.paths(keys)
         batch = Moving(keys, paths, locs, deadline, direct=self._mover.direct)
-        mover = self._mover
+        mover, every = self._mover, range(len(keys))
+        known = self._by_name.known(batch) if self._by_name is not None else ()
+        if self._by_name is not None and known:
+            size = mover.pages_a_chunk(batch, NAMED_CHUNK_NBYTES)
+            self._move(known, batch, Steps(list, self._by_name.read, _nothing), size)
         self._move(
-            range(len(keys)),
+            batch.skipped(every) if known else every,
             batch,
             Steps(partial(mover.open, batch), mover.read, partial(mover.close, batch)),
+            mover.pages_a_chunk(batch),
         )
-        batch.settle(range(len(keys)))
+        batch.settle(every)
         if self._budget is not None:
             self._mark(key for key, status in zip(keys, batch.statuses, strict=True) if status is _OK)
         return batch.statuses
@@ -103,7 +117,10 @@ class FileStore:
             absent = self._reserved(self._budget, absent, batch)
         mover = self._mover
         self._move(
-            absent, batch, Steps(partial(mover.make, batch), mover.write, partial(mover.publish, batch))
+            absent,
+            batch,
+            Steps(partial(mover.make, batch), mover.write, partial(mover.publish, batch)),
+            mover.pages_a_chunk(batch),
         )
         batch.settle(absent)
         if self._budget is not None:
@@ -124,6 +141,7 @@ class FileStore:
             except OSError as error:
                 statuses.append(status_of(error))
                 continue
+            self._mover.remembered.forget(place)
             statuses.append(_OK if gone else _MISS)
             if gone:
                 freed.append((fan_of(key), nbytes))
@@ -138,6 +156,7 @@ class FileStore:
     def clear(self, deadline: float) -> int:
         """Remove every page of the namespace; what vanishes meanwhile was somebody else's clear."""
         count, freed = 0, [0] * FANS
+        self._mover.remembered.clear()
         try:
             for fan, entry in self._folders.own():
                 if unlink(entry.path):
@@ -182,9 +201,8 @@ class FileStore:
         if self._budget is not None:
             self._budget.abandon_in_child()
 
-    def _move(self, positions: Sequence[int], batch: Moving, steps: Steps) -> None:
-        """Take pages through the steps; what is not begun by the deadline stays SKIPPED."""
-        size = self._mover.pages_a_chunk(batch)
+    def _move(self, positions: Sequence[int], batch: Moving, steps: Steps, size: int) -> None:
+        """Take pages through the steps, ``size`` a transfer; what is not begun in time stays SKIPPED."""
 
         def drain(shared: Iterator[Sequence[int]]) -> None:
             with _Borrowed(self._agents, batch) as borrowed:
@@ -210,6 +228,7 @@ class FileStore:
         return self._closer_look(key, place, wanted)
 
     def _closer_look(self, key: str, place: str, wanted: int | None) -> Status:
+        self._mover.remembered.forget(place)
         try:
             descriptor = os.open(place, _OPEN_TO_LOOK)
         except OSError as error:
@@ -268,6 +287,10 @@ class Steps(NamedTuple):
     begin: Callable[[Sequence[int]], list[int]]
     move: Move
     end: Callable[[Sequence[int]], None]
+
+
+def _nothing(_: Sequence[int]) -> None:
+    """End nothing: NIXL itself closes what it has opened by name."""
 
 
 class _Borrowed:

@@ -28,9 +28,8 @@ Rows = npt.NDArray[np.uint64]
 
 
 class Ranges(NamedTuple):
-    """What one transfer moves: the files, and pairs of memory and file ranges."""
+    """What one transfer moves: pairs of memory and file ranges."""
 
-    files: Rows
     local: Rows
     remote: Rows
 
@@ -65,6 +64,8 @@ class Moving:
         self.descriptors = [-1] * count
         self.trailers = [b""] * count
         self.temporaries = [""] * count
+        #: By position: the checksum that the page must have, where it is remembered (get).
+        self.wanted = [b""] * count
         #: By position: True once its bytes are in the file (set).
         self.moved = [False] * count
         #: Positions of files that bypass the page cache.
@@ -100,43 +101,38 @@ class Moving:
         statuses = self.statuses
         return [position for position in positions if statuses[position] is Status.SKIPPED]
 
-    def ranges(self, positions: Sequence[int], file_nbytes: int) -> Ranges:
-        """Say what a transfer between slots and files moves."""
+    def ranges(self, positions: Sequence[int], numbers: Sequence[int]) -> Ranges:
+        """Say what a transfer between slots and files moves, the files by descriptor or number."""
         count, segments = len(positions), self.segments
-        files = np.zeros((count, 3), np.uint64)
-        files[:, 1] = file_nbytes
-        files[:, 2] = [self.descriptors[position] for position in positions]
         first, last = positions[0], positions[-1]
         if last - first == count - 1 and positions[count // 2] == first + count // 2:
             local = self._local[first * segments : (last + 1) * segments]
         else:
             local = self._local.reshape(-1, segments, 3)[list(positions)].reshape(-1, 3)
+        remote = np.empty_like(local)
+        sizes = local[:segments, 1]
         if segments == 1:
-            remote = files.copy()
-            remote[:, 1] = self.nbytes
+            remote[:, 0], remote[:, 2] = 0, numbers
         else:
-            remote = np.empty_like(local)
-            sizes = local[:segments, 1]
             remote[:, 0] = np.tile(np.cumsum(sizes) - sizes, count)
-            remote[:, 1] = local[:, 1]
-            remote[:, 2] = np.repeat(files[:, 2], segments)
-        return Ranges(files, local, remote)
+            remote[:, 2] = np.repeat(np.asarray(numbers, np.uint64), segments)
+        remote[:, 1] = local[:, 1]
+        return Ranges(local, remote)
 
-    def staged_ranges(self, positions: Sequence[int], file_nbytes: int, address: int) -> Ranges:
+    def staged_ranges(self, positions: Sequence[int], address: int) -> Ranges:
         """Say the same where pages whose files bypass the page cache lie in private blocks."""
-        files, local, remote = [], [], []
+        local, remote = [], []
         stride = rounded(self.nbytes)
         for slot, position in enumerate(positions):
             descriptor = self.descriptors[position]
-            files.append((0, file_nbytes, descriptor))
             if position in self.direct:
                 local.append((address + slot * stride, stride, 0))
                 remote.append((0, stride, descriptor))
             else:
-                alone = self.ranges([position], file_nbytes)
+                alone = self.ranges([position], [descriptor])
                 local += map(tuple, alone.local.tolist())
                 remote += map(tuple, alone.remote.tolist())
-        return Ranges(*(np.array(rows, np.uint64) for rows in (files, local, remote)))
+        return Ranges(*(np.array(rows, np.uint64) for rows in (local, remote)))
 
     def copy_in(self, position: int, private: memoryview) -> None:
         """Copy a page into private blocks, zeros behind it."""

@@ -24,6 +24,7 @@ from hicache_core.mounts import file_system_of, is_network
 from hicache_nixl._native import Agent, load, note
 from hicache_nixl.agents import Agents
 from hicache_nixl.budget import Budget
+from hicache_nixl.byname import ByName, Remembered
 from hicache_nixl.choice import Choice, choose, parameters
 from hicache_nixl.filemoves import Mover
 from hicache_nixl.files import FileStore
@@ -152,7 +153,8 @@ class HiCacheNixl(HiCacheStorage):
         options = self.options
         folders = Folders(options.folders, self.config.namespace)
         folders.prepare()
-        budget = Budget.open(folders, options.capacity, deadline)
+        remembered = Remembered()
+        budget = Budget.open(folders, options.capacity, deadline, remembered.forget)
         kinds = {file_system_of(folder) or "an unknown file system" for folder in options.folders}
         network = any(map(is_network, options.folders))
         on_device = plugin in _ON_DEVICES
@@ -163,14 +165,17 @@ class HiCacheNixl(HiCacheStorage):
             max_segments=options.in_flight - 1,
             transport=f"{plugin} on {', '.join(sorted(kinds))}",
         )
+        direct = options.direct_io or on_device
         mover = Mover(
             folders,
-            direct=options.direct_io or on_device,
+            remembered,
+            direct=direct,
             checksums=options.checksum,
             fsync=options.fsync,
             max_descriptors=options.in_flight,
         )
-        return FileStore(folders, agents, budget, mover, Lanes(options.lanes))
+        by_name = ByName(remembered) if plugin == "POSIX" and options.checksum and not direct else None
+        return FileStore(folders, agents, budget, mover, Lanes(options.lanes), by_name)
 
     def _open_objects(self, agents: Agents, deadline: float) -> PageStore:
         from hicache_nixl.objects import ObjectStore

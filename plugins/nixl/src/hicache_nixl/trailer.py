@@ -119,6 +119,12 @@ def examine(trailer: bytes, qualified_key: str, page_nbytes: int | None) -> tupl
     return Verdict.GOOD, checked[_HEAD.size :] if flags & _HAS_CHECKSUM else None
 
 
+def checksum_in(trailer: bytes) -> bytes | None:
+    """Give the checksum in a good trailer; None where it has none."""
+    flags = _HEAD.unpack_from(trailer)[2]
+    return trailer[_HEAD.size : _CHECKED_NBYTES] if flags & _HAS_CHECKSUM else None
+
+
 def stored_page_nbytes(trailer: bytes) -> int | None:
     """Give the page size that a trailer names, unchecked; None for bytes that are none."""
     if len(trailer) != TRAILER_NBYTES:
