@@ -423,6 +423,29 @@ def test_leases_run_out_only_while_pages_are_open():
     assert (leases.expired(70.0), leases.pages) == ([(1, 10)], 0)
 
 
+def test_a_table_that_starts_reads_rows_ahead_as_many_as_it_keeps(tmp_path, monkeypatch):
+    table = a_table(tmp_path / "m.sqlite")
+    keys, cleared = keys_of(4), keys_of(3, "cleared")
+    stored(table, keys)
+    stored(table, cleared, namespace="other", lease=2)
+    table.clear("other")
+    table.close()
+
+    table = a_table(tmp_path / "m.sqlite")
+    table.read_ahead()
+    assert len(table._recent) == len(keys), "of a cleared namespace nothing is asked for"
+    assert all(refs(table, keys))
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "_read", None)
+        assert refs(table, keys) == [PageRef("kv", page, NBYTES, 7) for page in range(4)]
+    assert refs(table, cleared, namespace="other") == [None] * 3
+    table._recent = Recent(2)
+    table.read_ahead()
+    assert len(table._recent) == 2
+    assert all(refs(table, keys))
+    table.close()
+
+
 def test_rows_that_are_asked_for_stay_and_others_go():
     recent = Recent(8)
     rows = [(digest, 1, page, NBYTES, 7, 0) for page, digest in enumerate(digests_of(keys_of(12)))]

@@ -27,6 +27,9 @@ from hicache_hf3fs.metadata import (
     Terms,
 )
 
+#: Rows read at a time.
+_READ_AHEAD_ROWS = 4096
+
 _FILE_COLUMNS = "id, name, file_id, page_nbytes, num_pages, fresh"
 
 
@@ -63,6 +66,15 @@ class PageTable:
     def close(self) -> None:
         """Close the database; idempotent."""
         self._base.close()
+
+    def read_ahead(self) -> None:
+        """Have as many rows in memory as are kept there, before anybody asks: half a second at most."""
+        left = self._recent.most
+        for (space,) in self._base.execute("SELECT id FROM space WHERE live").fetchall():
+            rows = self._base.execute(f"SELECT {ROW_COLUMNS} FROM page WHERE space=? LIMIT ?", (space, left))
+            while some := rows.fetchmany(_READ_AHEAD_ROWS):
+                self._recent.keep(space, some)
+                left -= len(some)
 
     def initialize(self, rank: str, label: PageFileLabel) -> Terms:
         """Make a page file known; raises PageFileConflict."""

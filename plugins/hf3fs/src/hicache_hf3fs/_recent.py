@@ -32,6 +32,7 @@ class Recent:
     """
 
     def __init__(self, most: int = MOST_ROWS) -> None:
+        self.most = most
         self._generation = max(1, most // 2)
         self._young: dict[tuple[int, bytes], Row] = {}
         self._old: dict[tuple[int, bytes], Row] = {}

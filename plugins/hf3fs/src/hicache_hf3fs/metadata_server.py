@@ -83,6 +83,7 @@ def _serve(given: argparse.Namespace) -> None:
 
     lock = lock_exclusively(f"{given.database}.lock")
     table = PageTable(given.database, Terms(given.lease, given.hold), now=time.monotonic(), after_crash=True)
+    table.read_ahead()
     checkpointer = Checkpointer(given.database)
     listener = _listen(given.host, given.port)
     config = uvicorn.Config(

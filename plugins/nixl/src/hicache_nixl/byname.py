@@ -3,10 +3,10 @@
 To open a file, read its trailer and close it is a third of what a get of 64 KiB
 pages takes, for Python hands the interpreter lock over at each step. A page that
 this process wrote or read lately needs none of it: bytes with its checksum are
-the page, wherever they come from. NIXL opens such files itself ("path mode"),
-without that lock. A page for which that does not go well, since its file is gone,
-was cut, damaged or replaced, is forgotten and left as it was found: it is read
-again with a look, which tells what is the matter with it.
+the page, even where the trailer was lost meanwhile. NIXL opens such files itself
+("path mode"), without that lock. A page for which that does not go well, since
+its file is gone, was cut, damaged or replaced, is forgotten and left as it was
+found: it is read again with a look, which tells what is the matter with it.
 """
 
 from __future__ import annotations

@@ -54,14 +54,18 @@ class NixlHarness(BaseHarness):
         damaged = {
             "flip": bytes([value[0] ^ 1]) + value[1:],
             "zero": bytes(len(value)),
-            "truncate": value[:-1],
+            "truncate": self._page_of(value)[:-1],  # a page that is remembered needs no trailer
             "lose": None,
         }[how]
         self._put_raw(namespace, key, damaged)
 
     def stored_bytes(self, namespace: Namespace, key: str) -> bytes | None:
         value = self._raw(namespace, key)
-        if value is None or len(value) < _TRAILER_NBYTES:
+        return None if value is None else self._page_of(value)
+
+    @staticmethod
+    def _page_of(value: bytes) -> bytes:
+        if len(value) < _TRAILER_NBYTES:
             return value
         (nbytes,) = struct.unpack_from("<Q", value, len(value) - 48)
         return value[:nbytes]
