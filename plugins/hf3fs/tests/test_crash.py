@@ -23,7 +23,6 @@ from hicache_conformance.calls import Call, until
 from hicache_core import Status
 from hicache_hf3fs._schema import inconsistencies
 from hicache_hf3fs.harness import Hf3fsHarness
-from hicache_hf3fs.pagefile import HEADER_NBYTES
 from hicache_hf3fs.storage import HiCacheHF3FS
 
 OK, MISS = Status.OK, Status.MISS
@@ -89,7 +88,7 @@ def index_and_file_disagree(database: Path, root: Path) -> list[int]:
     (path,) = root.glob("*.pages")
     with path.open("rb") as file:
         pages = [
-            (index, os.pread(file.fileno(), NBYTES, HEADER_NBYTES + index * NBYTES), checksum)
+            (index, os.pread(file.fileno(), NBYTES, index * NBYTES), checksum)
             for index, checksum in rows(database, "SELECT idx, checksum FROM page")
         ]
     return [index for index, page, checksum in pages if xxh3_64_intdigest(page) >> 1 != checksum]

@@ -1,4 +1,4 @@
-"""The page file: its header, who may open it, and two that make it at once."""
+"""The page file: its label, who may open it, and two that make it at once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 from hf3fs_builders import NBYTES
 
 from hicache_core.errors import BackendIncompatible, BackendUnavailable, InvalidOptions
-from hicache_hf3fs.pagefile import HEADER_NBYTES, open_page_file
+from hicache_hf3fs.pagefile import FORMAT_VERSION, LABEL_NBYTES, open_page_file
 
 
 def test_a_new_file_is_preallocated_private_and_found_again(tmp_path):
     made = open_page_file(str(tmp_path / "root"), "kv", NBYTES, 8 * NBYTES + 100)
     about = os.stat(made.path)
-    assert (about.st_size, stat.S_IMODE(about.st_mode)) == (HEADER_NBYTES + 8 * NBYTES, 0o600)
+    assert (about.st_size, stat.S_IMODE(about.st_mode)) == (8 * NBYTES + LABEL_NBYTES, 0o600)
     assert about.st_blocks * 512 >= about.st_size, "not preallocated"
-    assert (made.offset(0), made.offset(7)) == (HEADER_NBYTES, HEADER_NBYTES + 7 * NBYTES)
+    assert (made.offset(0), made.offset(7)) == (0, 7 * NBYTES)
     made.close()
     again = open_page_file(str(tmp_path / "root"), "kv", NBYTES, 8 * NBYTES)
     assert again.label == made.label
@@ -36,12 +36,12 @@ def test_a_file_too_small_for_one_page_names_the_least(tmp_path):
 
 @pytest.mark.parametrize(
     ("at", "byte", "said"),
-    [(0, b"X", "is not a page file"), (30, b"\xff", "its header is damaged")],
+    [(0, b"X", "is not a page file"), (30, b"\xff", "its label is damaged")],
     ids=["another magic", "a flipped byte"],
 )
-def test_a_damaged_header_is_refused(tmp_path, at, byte, said):
+def test_a_damaged_label_is_refused(tmp_path, at, byte, said):
     made = open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
-    os.pwrite(made.fd, byte, at)
+    os.pwrite(made.fd, byte, 8 * NBYTES + at)
     made.close()
     with pytest.raises(BackendIncompatible) as caught:
         open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
@@ -49,13 +49,34 @@ def test_a_damaged_header_is_refused(tmp_path, at, byte, said):
     assert "Move it away" in str(caught.value)
 
 
+def test_pages_lie_at_multiples_of_their_size_and_the_last_one_before_the_label(tmp_path):
+    made = open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
+    for index in range(8):
+        assert made.offset(index) == index * NBYTES
+        os.pwrite(made.fd, bytes([index + 1]) * NBYTES, made.offset(index))
+    made.close()
+    again = open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
+    assert again.label == made.label
+    assert os.pread(again.fd, 8 * NBYTES, 0) == b"".join(bytes([index + 1]) * NBYTES for index in range(8))
+    again.close()
+
+
+def test_a_file_that_was_cut_is_refused(tmp_path):
+    made = open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
+    made.close()
+    for nbytes in (8 * NBYTES, 10, 0):
+        os.truncate(made.path, nbytes)
+        with pytest.raises(BackendIncompatible, match="is not a page file"):
+            open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
+
+
 def test_another_format_is_refused_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr("hicache_hf3fs.pagefile.FORMAT_VERSION", 2)
+    monkeypatch.setattr("hicache_hf3fs.pagefile.FORMAT_VERSION", FORMAT_VERSION + 1)
     open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES).close()
     monkeypatch.undo()
     with pytest.raises(BackendIncompatible) as caught:
         open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
-    assert "version 2, this program reads 1" in str(caught.value)
+    assert f"version {FORMAT_VERSION + 1}, this program reads {FORMAT_VERSION}" in str(caught.value)
 
 
 def test_no_symbolic_link_is_followed(tmp_path):
@@ -84,7 +105,7 @@ def test_a_file_system_without_preallocation_or_links_works(tmp_path, monkeypatc
     monkeypatch.setattr(os, "posix_fallocate", unsupported)
     monkeypatch.setattr(os, "link", unsupported)
     made = open_page_file(str(tmp_path), "kv", NBYTES, 8 * NBYTES)
-    assert os.stat(made.path).st_size == HEADER_NBYTES + 8 * NBYTES
+    assert os.stat(made.path).st_size == 8 * NBYTES + LABEL_NBYTES
     made.close()
     assert os.listdir(tmp_path) == ["kv.pages"]
 

@@ -19,7 +19,6 @@ from hicache_core.errors import BackendUnavailable
 from hicache_hf3fs import posix_client
 from hicache_hf3fs._schema import inconsistencies
 from hicache_hf3fs.page_io import PageIO
-from hicache_hf3fs.pagefile import HEADER_NBYTES
 
 OK, MISS, CORRUPT = Status.OK, Status.MISS, Status.CORRUPT
 
@@ -114,7 +113,7 @@ def test_a_writer_that_went_on_after_its_lease_is_found_out(opener: Opener):
     assert storage.batch_set(keys, arena.pages([0, 1])) == [OK, OK]
     (path,) = opener.root.glob("*.pages")
     with path.open("r+b") as late:
-        os.pwrite(late.fileno(), b"\xbb" * 100, HEADER_NBYTES + 1000)
+        os.pwrite(late.fileno(), b"\xbb" * 100, 1000)
     assert storage.batch_get(keys, arena.pages([2, 3])) == [CORRUPT, OK]
     assert storage.batch_contains(keys) == [MISS, OK]
     assert storage.batch_set(keys, arena.pages([0, 1])) == [OK, OK]
@@ -142,6 +141,15 @@ def test_without_checksums_pages_move_all_the_same(opener: Opener):
     arena.check({2: b"\1" * NBYTES, 3: b"\2" * NBYTES})
 
 
+@pytest.mark.parametrize(("network", "threads"), [(False, 2), (True, 8)])
+def test_on_a_local_disk_no_more_threads_move_a_batch_than_there_are_cores(
+    opener: Opener, monkeypatch, network, threads
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    storage = opener(an_arena(1), network=network, numjobs=8)
+    assert storage._client._crew._most == threads - 1
+
+
 def test_over_a_network_reads_drop_the_cache_and_writes_are_flushed(opener: Opener, monkeypatch):
     dropped, flushed = [], []
     monkeypatch.setattr(
@@ -153,7 +161,7 @@ def test_over_a_network_reads_drop_the_cache_and_writes_are_flushed(opener: Open
     storage.batch_set(keys_of(2), arena.pages([0, 1]))
     assert len(flushed) == 1
     storage.batch_get(keys_of(2), arena.pages([2, 3]))
-    assert dropped == [(HEADER_NBYTES, 2 * NBYTES, os.POSIX_FADV_DONTNEED)]
+    assert dropped == [(0, 2 * NBYTES, os.POSIX_FADV_DONTNEED)]
 
 
 def test_a_flush_that_fails_confirms_nothing(opener: Opener, monkeypatch):

@@ -19,7 +19,7 @@ from hicache_core.errors import BackendDependencyMissing, BackendUnavailable, In
 from hicache_hf3fs import usrbio_double as double
 from hicache_hf3fs.options import Hf3fsOptions
 from hicache_hf3fs.page_io import PageIO
-from hicache_hf3fs.pagefile import HEADER_NBYTES, PageFile, open_page_file
+from hicache_hf3fs.pagefile import PageFile, open_page_file
 from hicache_hf3fs.usrbio_client import UsrbioClient
 from hicache_hf3fs.usrbio_lane import _SharedMemory
 
@@ -288,22 +288,22 @@ def registered(page_file: PageFile):
 def test_the_double_has_an_exact_depth_and_slots_that_return_when_reaped(mount, registered):
     ring, iov = a_ring(mount, 2), an_iovec(mount)
     for i in range(2):
-        ring.prepare(iov[:NBYTES], True, registered, HEADER_NBYTES, i)
+        ring.prepare(iov[:NBYTES], True, registered, 0, i)
     with pytest.raises(OSError) as caught:
-        ring.prepare(iov[:NBYTES], True, registered, HEADER_NBYTES)
+        ring.prepare(iov[:NBYTES], True, registered, 0)
     assert caught.value.errno == errno.EAGAIN
     ring.submit()
     assert [r.userdata for r in ring.wait(1, 1)] == [0]
-    ring.prepare(iov[:NBYTES], True, registered, HEADER_NBYTES, 2)
+    ring.prepare(iov[:NBYTES], True, registered, 0, 2)
     ring.submit()
     assert [r.userdata for r in ring.wait(4, 2, timedelta(seconds=5))] == [1, 2]
 
 
 def test_the_double_gives_fewer_results_on_a_timeout_and_writes_afterwards(mount, registered, faults):
     ring, iov = a_ring(mount), an_iovec(mount)
-    os.pwrite(registered, b"\7" * NBYTES, HEADER_NBYTES)
+    os.pwrite(registered, b"\7" * NBYTES, 0)
     faults.hold()
-    ring.prepare(iov[:NBYTES], True, registered, HEADER_NBYTES, "late")
+    ring.prepare(iov[:NBYTES], True, registered, 0, "late")
     ring.submit()
     assert ring.wait(1, 1, timedelta(seconds=0.05)) == []
     assert bytes(iov.view[:1]) == b"\0"
@@ -333,7 +333,7 @@ def test_the_double_refuses_as_the_library_does(mount, page_file, registered, ca
     else:
         fd = write_only if case == "access" else 999_999
     with pytest.raises(OSError) as caught:
-        ring.prepare(part, reading, fd, HEADER_NBYTES)
+        ring.prepare(part, reading, fd, 0)
     assert caught.value.errno == number
     double.deregister_fd(write_only)
     os.close(write_only)
@@ -353,10 +353,10 @@ def test_the_double_registers_a_descriptor_of_the_mount_once(mount, page_file, r
 
 def test_the_double_waits_for_io_depth_transfers(mount, registered):
     ring, iov = a_ring(mount, 4, io_depth=2), an_iovec(mount)
-    ring.prepare(iov[:NBYTES], True, registered, HEADER_NBYTES, 1)
+    ring.prepare(iov[:NBYTES], True, registered, 0, 1)
     ring.submit()
     assert ring.wait(1, 1, timedelta(seconds=0.05)) == []
-    ring.prepare(iov[:NBYTES], True, registered, HEADER_NBYTES, 2)
+    ring.prepare(iov[:NBYTES], True, registered, 0, 2)
     ring.submit()
     assert [r.userdata for r in ring.wait(2, 2, timedelta(seconds=5))] == [1, 2]
 

@@ -8,12 +8,13 @@ it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TypeAlias
 
 from hicache_core.status import Status
 from hicache_hf3fs._clock import Clock, Holds, Leases
 from hicache_hf3fs._recent import NBYTES, PAGE, RANK, ROW_COLUMNS, VERDICT, Recent, Row, places, serves
+from hicache_hf3fs._reservations import Reservations
 from hicache_hf3fs._rooms import KEYS_A_STATEMENT, PageFileState, Rooms, marks, padded
 from hicache_hf3fs._schema import connect, transaction
 from hicache_hf3fs.metadata import (
@@ -56,9 +57,9 @@ class PageTable:
         self._expired = self._refused = 0
         self._holds = Holds(terms.hold_s)
         self._leases = Leases(terms.lease_s)
-        left = self._base.execute("SELECT rank, lease, COUNT(*) FROM reservation GROUP BY rank, lease")
-        for rank, lease, pages in left.fetchall():
-            self._leases.begin(rank, lease, pages, now)
+        self._reservations = Reservations(self._base)
+        for rank, lease, pages in self._reservations.all():
+            self._leases.begin(rank, lease, len(pages), now)
         quiet = after_crash and self._rows("rank") > 0
         self._recent = Recent()
         self._rooms = Rooms(self._base, self._holds, self._recent, now + terms.hold_s if quiet else now)
@@ -101,15 +102,14 @@ class PageTable:
         try:
             with transaction(self._base):
                 for ended in over:
-                    self._expired += self._release(*ended, self._reserved(*ended))
-                self._release(file.id, lease, self._reserved(file.id, lease))  # this request, sent before
+                    self._expired += self._release(*ended)
+                self._release(file.id, lease)  # of this request, sent before
                 good = self._serving(namespace, digests, file)
                 # What this very call reports as stored must not make room for the rest of it.
                 self._holds.begin(lease, places(good.values()), now)
                 wanted = sum(digest not in good for digest in digests)
                 pages = self._rooms.allocate(file, wanted, now)
-                rows = [(file.id, lease, index) for index in pages]
-                self._base.executemany("INSERT INTO reservation (rank, lease, idx) VALUES (?, ?, ?)", rows)
+                self._reservations.keep(file.id, lease, pages)
         except BaseException:
             self._undo(file, over, now)
             raise
@@ -138,7 +138,7 @@ class PageTable:
         except sqlite3.IntegrityError:
             pass  # a key is stored already
         with transaction(self._base):
-            mine = set(self._reserved(file.id, lease))
+            mine = set(self._reservations.of(file.id, lease))
             stored = self._look_up(namespace, [row[0] for row in written])
             space = self._space_for(namespace)
             fresh: dict[bytes, NewRow] = {}
@@ -154,7 +154,7 @@ class PageTable:
                 results.append(there or digest in fresh)
             self._forget(space, {digest: stored[digest] for digest in fresh if digest in stored})
             taken = {page for _, page, _, _ in fresh.values()}
-            self._unreserve(file.id, lease, taken)
+            self._reservations.end(file.id, lease, taken)
             self._release(file.id, lease, spare - taken)
             self._insert(space, file, list(fresh.values()))
         file.clock.settle(taken)
@@ -177,10 +177,10 @@ class PageTable:
         if release or len(pages) != len(written):
             return False
         with transaction(self._base):
-            if pages != set(self._reserved(file.id, lease)):
+            if pages != set(self._reservations.of(file.id, lease)):
                 return False
             space = self._space_for(namespace)
-            self._base.execute("DELETE FROM reservation WHERE rank=? AND lease=?", (file.id, lease))
+            self._reservations.keep(file.id, lease, ())
             self._insert(space, file, written)
         self._recent.keep(space, [(digest, file.id, page, n, c, 0) for digest, page, n, c in written])
         file.clock.settle(pages)
@@ -279,17 +279,11 @@ class PageTable:
 
     # Reservations.
 
-    def _reserved(self, rank: int, lease: int) -> list[int]:
-        rows = self._base.execute("SELECT idx FROM reservation WHERE rank=? AND lease=?", (rank, lease))
-        return [index for (index,) in rows]
-
-    def _unreserve(self, rank: int, lease: int, pages: Sequence[int] | set[int]) -> None:
-        rows = [(rank, lease, index) for index in pages]
-        self._base.executemany("DELETE FROM reservation WHERE rank=? AND lease=? AND idx=?", rows)
-
-    def _release(self, rank: int, lease: int, pages: Sequence[int] | set[int]) -> int:
+    def _release(self, rank: int, lease: int, some: Collection[int] | None = None) -> int:
+        """Make some of a lease's pages free, all when not given; tell how many."""
+        pages = self._reservations.of(rank, lease) if some is None else some
         if pages:
-            self._unreserve(rank, lease, pages)
+            self._reservations.end(rank, lease, pages)
             self._rooms.free(rank, pages)
         return len(pages)
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from hicache_core.errors import BackendIncompatible, BackendUnavailable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _TABLES = """
 CREATE TABLE rank (
@@ -34,7 +35,7 @@ CREATE TABLE page (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX page_place ON page (rank, idx);
 CREATE TABLE reservation (
-    rank INTEGER NOT NULL, lease INTEGER NOT NULL, idx INTEGER NOT NULL, PRIMARY KEY (rank, lease, idx)
+    rank INTEGER NOT NULL, lease INTEGER NOT NULL, pages BLOB NOT NULL, PRIMARY KEY (rank, lease)
 ) WITHOUT ROWID;
 CREATE TABLE free (seq INTEGER PRIMARY KEY, rank INTEGER NOT NULL, idx INTEGER NOT NULL);
 CREATE INDEX free_rank ON free (rank, seq);
@@ -112,13 +113,26 @@ def trouble(path: str, error: sqlite3.Error) -> BackendUnavailable:
     return BackendUnavailable(f"the metadata {path!r} failed", value=text, remedy=remedy)
 
 
+def pack_pages(pages: Iterable[int]) -> bytes:
+    """Make the value that a reservation's pages are kept as."""
+    return array("q", pages).tobytes()
+
+
+def unpack_pages(packed: bytes) -> list[int]:
+    """Read it."""
+    pages = array("q")
+    pages.frombytes(packed)
+    return pages.tolist()
+
+
 def inconsistencies(base: sqlite3.Connection) -> list[str]:
     """Find pages that leaked or belong to two owners, and counts that are off; empty when all is well."""
     found: list[str] = []
     for rank, name, fresh in base.execute("SELECT id, name, fresh FROM rank").fetchall():
         owners: dict[int, str] = {}
-        for table in ("page", "reservation", "free"):
-            for (index,) in base.execute(f"SELECT idx FROM {table} WHERE rank=?", (rank,)):
+        for table, column in (("page", "idx"), ("reservation", "pages"), ("free", "idx")):
+            rows = base.execute(f"SELECT {column} FROM {table} WHERE rank=?", (rank,))
+            for index in (i for (v,) in rows for i in (unpack_pages(v) if column == "pages" else [v])):
                 if index in owners:
                     found.append(f"page {index} of '{name}' is in {owners[index]} and in {table}")
                 if not 0 <= index < fresh:

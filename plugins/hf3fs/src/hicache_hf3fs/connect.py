@@ -39,7 +39,10 @@ def make_client(options: Hf3fsOptions, *, network: bool) -> PageMover:
 
         client: PageMover = UsrbioClient(options)
         return client
-    return PosixClient(options.numjobs, flush=options.fsync, network=network)
+    # Over a network threads wait for servers. Here they copy and hash: beyond the cores they only wait for
+    # each other at the file's lock.
+    threads = options.numjobs if network else min(options.numjobs, len(os.sched_getaffinity(0)))
+    return PosixClient(threads, flush=options.fsync, network=network)
 
 
 def connect_metadata(

@@ -35,7 +35,6 @@ FILE_NBYTES = 256 << 20
 #: An interpreter, FastAPI and a socket, on a machine that is busy.
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 10.0
-_HEADER_NBYTES = 4096
 _DOUBLE = "hicache_hf3fs.usrbio_double"
 
 #: Options that are the harness's.
@@ -147,7 +146,7 @@ class Hf3fsHarness(BaseHarness):
                 "JOIN space s ON s.id = p.space WHERE s.live AND s.namespace=? AND p.key=?",
                 (namespace.id, digest),
             ).fetchone()
-        return row and (self._root() / f"{row[0]}.pages", _HEADER_NBYTES + row[1], row[2])
+        return row and (self._root() / f"{row[0]}.pages", row[1], row[2])
 
     def _fresh(self) -> None:
         self._generation += 1

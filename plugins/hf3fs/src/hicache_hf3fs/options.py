@@ -70,7 +70,8 @@ class Hf3fsOptions(Options):
         default=4,
         ge=1,
         le=64,
-        description="Threads that move one batch (posix), or lanes of rings (usrbio).",
+        description="Threads that move one batch (posix; on a local disk at most one a core), or lanes of "
+        "rings (usrbio).",
     )
     entries: int = Field(default=32, ge=1, le=4096, description="usrbio: most pages in flight in a lane.")
     memory: Size = Field(

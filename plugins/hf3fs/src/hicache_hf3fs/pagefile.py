@@ -1,7 +1,10 @@
-"""The page file: a header that says what it is, then pages of one size by index, preallocated.
+"""The page file: pages of one size by index, preallocated, and behind them a label that says what it is.
 
-The header's random id binds the file to its metadata: a host that mounts something else at the same path
-makes a file with another id, and is told so instead of reading other bytes.
+The label comes last so that a page lies at a multiple of its size: ext4 keeps aligned writes in larger
+folios, and takes a sixth less time for them than behind a header.
+
+The label's random id binds the file to its metadata: a host that mounts something else at the same path makes
+a file with another id, and is told so instead of reading other bytes.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ from dataclasses import dataclass
 from hicache_core.errors import BackendIncompatible, BackendUnavailable, InvalidArgument, InvalidOptions
 from hicache_hf3fs.metadata import PageFileLabel
 
-#: The header's room; pages begin after it, aligned to a disk's blocks.
-HEADER_NBYTES = 4096
-FORMAT_VERSION = 1
+#: The label's room.
+LABEL_NBYTES = 4096
+FORMAT_VERSION = 2
 
 _MAGIC = b"HICACHE3"
-_HEADER = struct.Struct("<8sI16sQQ")
+_LABEL = struct.Struct("<8sI16sQQ")
 _CRC = struct.Struct("<I")
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -37,7 +40,7 @@ class PageFile:
 
     def offset(self, index: int) -> int:
         """Give where a page begins."""
-        return HEADER_NBYTES + index * self.label.page_nbytes
+        return index * self.label.page_nbytes
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -82,14 +85,14 @@ def _make(root: str, path: str, label: PageFileLabel) -> None:
     temporary = f"{path}.{label.file_id[:8]}.new"
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        nbytes = HEADER_NBYTES + label.num_pages * label.page_nbytes
+        nbytes = label.num_pages * label.page_nbytes
         try:
-            os.posix_fallocate(descriptor, 0, nbytes)
+            os.posix_fallocate(descriptor, 0, nbytes + LABEL_NBYTES)
         except OSError as error:
             if error.errno not in _NO_FALLOCATE:
                 raise
-            os.ftruncate(descriptor, nbytes)
-        os.pwrite(descriptor, _header(label), 0)
+            os.ftruncate(descriptor, nbytes + LABEL_NBYTES)
+        os.pwrite(descriptor, _packed(label), nbytes)
         os.fsync(descriptor)
         _publish(temporary, path)
     finally:
@@ -110,24 +113,25 @@ def _publish(temporary: str, path: str) -> None:
         os.rename(temporary, path)
 
 
-def _header(label: PageFileLabel) -> bytes:
-    body = _HEADER.pack(
+def _packed(label: PageFileLabel) -> bytes:
+    body = _LABEL.pack(
         _MAGIC, FORMAT_VERSION, bytes.fromhex(label.file_id), label.page_nbytes, label.num_pages
     )
     return body + _CRC.pack(zlib.crc32(body))
 
 
 def _read_label(path: str, descriptor: int) -> PageFileLabel:
-    head = os.pread(descriptor, _HEADER.size + _CRC.size, 0)
-    body = head[: _HEADER.size]
-    whole = len(head) == _HEADER.size + _CRC.size and body.startswith(_MAGIC)
-    if not whole or _CRC.unpack(head[_HEADER.size :])[0] != zlib.crc32(body):
+    at = max(0, os.fstat(descriptor).st_size - LABEL_NBYTES)
+    packed = os.pread(descriptor, _LABEL.size + _CRC.size, at)
+    body = packed[: _LABEL.size]
+    whole = len(packed) == _LABEL.size + _CRC.size and body.startswith(_MAGIC)
+    if not whole or _CRC.unpack(packed[_LABEL.size :])[0] != zlib.crc32(body):
         raise BackendIncompatible(
             "hf3fs",
-            f"{path!r} is not a page file, or its header is damaged",
+            f"{path!r} is not a page file, or its label is damaged",
             remedy="Move it away, and start its metadata with a new database.",
         )
-    _, version, file_id, page_nbytes, num_pages = _HEADER.unpack(body)
+    _, version, file_id, page_nbytes, num_pages = _LABEL.unpack(body)
     if version != FORMAT_VERSION:
         raise BackendIncompatible(
             "hf3fs",
