@@ -6,11 +6,11 @@ FOLDER holds an unpacked ``sglang`` wheel (0.5.23 was measured); an installed sg
 server and its client run unchanged, each from its own file; the two names that they import from the rest of
 sglang are stood in for, so that torch is not needed (requests and orjson are). Calls take turns; medians
 and the fastest of each. The same keys are asked for again and again; "first" rows ask for keys that were
-neither set nor asked for since our server was started, which it reads from sqlite, and are shown beside the
-goal.
+neither set nor asked for since our server was started, which read their rows when it started, and are shown
+beside the goal.
 
-What limits ours: HTTP and JSON in Python on both sides; for keys not asked for lately the look-up in sqlite,
-about 0.15 ms. Without sglang only our own figures are shown.
+What limits ours: HTTP and JSON in Python on both sides. Keys beyond the rows that the server keeps in memory
+would cost a look-up in sqlite, about 0.2 ms. Without sglang only our own figures are shown.
 """
 
 from __future__ import annotations

@@ -166,10 +166,11 @@ def test_a_token_is_asked_for_everywhere_but_at_health(tmp_path):
     [
         (["--host", "0.0.0.0"], "without a token would let anybody in"),
         (["--token-file", "/nonexistent/token"], "cannot be read"),
+        (["--rows-in-memory", "-1"], "-1; give 0 or more"),
     ],
-    ids=["any interface without a token", "no such token"],
+    ids=["any interface without a token", "no such token", "less than no rows"],
 )
-def test_the_server_refuses_what_is_not_safe(tmp_path, arguments, said):
+def test_the_server_refuses_what_is_not_safe_or_not_possible(tmp_path, arguments, said):
     command = [
         sys.executable,
         "-m",

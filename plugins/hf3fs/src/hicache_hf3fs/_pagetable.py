@@ -13,7 +13,18 @@ from typing import TypeAlias
 
 from hicache_core.status import Status
 from hicache_hf3fs._clock import Clock, Holds, Leases
-from hicache_hf3fs._recent import NBYTES, PAGE, RANK, ROW_COLUMNS, VERDICT, Recent, Row, places, serves
+from hicache_hf3fs._recent import (
+    MOST_ROWS,
+    NBYTES,
+    PAGE,
+    RANK,
+    ROW_COLUMNS,
+    VERDICT,
+    Recent,
+    Row,
+    places,
+    serves,
+)
 from hicache_hf3fs._reservations import Reservations
 from hicache_hf3fs._rooms import KEYS_A_STATEMENT, PageFileState, Rooms, marks, padded
 from hicache_hf3fs._schema import connect, transaction
@@ -46,9 +57,12 @@ class PageTable:
         terms: how long leases and holds last.
         after_crash: readers of an earlier life may still be reading: no page that had an owner then is
             given out anew before their holds have ended.
+        rows: most rows that are kept in memory, 300 bytes each.
     """
 
-    def __init__(self, path: str, terms: Terms, *, now: float, after_crash: bool) -> None:
+    def __init__(
+        self, path: str, terms: Terms, *, now: float, after_crash: bool, rows: int = MOST_ROWS
+    ) -> None:
         self.terms = terms
         self._base = connect(path)
         self._files: dict[str, PageFileState] = {}
@@ -61,7 +75,7 @@ class PageTable:
         for rank, lease, pages in self._reservations.all():
             self._leases.begin(rank, lease, len(pages), now)
         quiet = after_crash and self._rows("rank") > 0
-        self._recent = Recent()
+        self._recent = Recent(rows)
         self._rooms = Rooms(self._base, self._holds, self._recent, now + terms.hold_s if quiet else now)
 
     def close(self) -> None:
@@ -69,7 +83,7 @@ class PageTable:
         self._base.close()
 
     def read_ahead(self) -> None:
-        """Have as many rows in memory as are kept there, before anybody asks: half a second at most."""
+        """Have as many rows in memory as are kept there, before anybody asks: 2 us each."""
         left = self._recent.most
         for (space,) in self._base.execute("SELECT id FROM space WHERE live").fetchall():
             rows = self._base.execute(f"SELECT {ROW_COLUMNS} FROM page WHERE space=? LIMIT ?", (space, left))

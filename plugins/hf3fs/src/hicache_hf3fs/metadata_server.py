@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 
 from hicache_core.errors import BackendDependencyMissing, HiCacheError, InvalidOptions
+from hicache_hf3fs._recent import MOST_ROWS
 from hicache_hf3fs.metadata import Terms
 from hicache_hf3fs.options import DEFAULT_HOLD_S, DEFAULT_LEASE_S, DEFAULT_PORT
 
@@ -59,6 +60,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="for which a read keeps its pages",
     )
+    add(
+        "--rows-in-memory",
+        type=int,
+        default=MOST_ROWS,
+        metavar="ROWS",
+        help="of pages, 300 bytes each; the others are looked up in the database, 2 us a key",
+    )
     add("--ready-file", metavar="FILE", help="where to write host:port once connections are accepted")
     return parser
 
@@ -70,6 +78,8 @@ def _serve(given: argparse.Namespace) -> None:
             f"--host {given.host} without a token would let anybody in; give --token-file or {TOKEN_VARIABLE}"
         )
         raise InvalidOptions("hf3fs", [("host", complaint, "")])
+    if given.rows_in_memory < 0:
+        raise InvalidOptions("hf3fs", [("rows-in-memory", f"{given.rows_in_memory}; give 0 or more", "")])
     try:
         import uvicorn
 
@@ -82,7 +92,13 @@ def _serve(given: argparse.Namespace) -> None:
     from hicache_hf3fs.metadata_local import lock_exclusively
 
     lock = lock_exclusively(f"{given.database}.lock")
-    table = PageTable(given.database, Terms(given.lease, given.hold), now=time.monotonic(), after_crash=True)
+    table = PageTable(
+        given.database,
+        Terms(given.lease, given.hold),
+        now=time.monotonic(),
+        after_crash=True,
+        rows=given.rows_in_memory,
+    )
     table.read_ahead()
     checkpointer = Checkpointer(given.database)
     listener = _listen(given.host, given.port)
