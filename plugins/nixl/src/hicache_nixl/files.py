@@ -27,7 +27,7 @@ from hicache_nixl._native import Agent
 from hicache_nixl.agents import Agents
 from hicache_nixl.budget import Budget
 from hicache_nixl.byname import ByName
-from hicache_nixl.filemoves import MAX_OPEN, NAMED_CHUNK_NBYTES, Mover
+from hicache_nixl.filemoves import MAX_OPEN, Mover
 from hicache_nixl.folders import FANS, Entry, Folders, fan_of, status_of, unlink
 from hicache_nixl.lanes import Lanes
 from hicache_nixl.places import Moving
@@ -84,14 +84,12 @@ class FileStore:
         mover, every = self._mover, range(len(keys))
         known = self._by_name.known(batch) if self._by_name is not None else ()
         if self._by_name is not None and known:
-            size = mover.pages_a_chunk(batch, NAMED_CHUNK_NBYTES)
-            self._move(known, batch, Steps(list, self._by_name.read, _nothing), size)
-        self._move(
-            batch.skipped(every) if known else every,
-            batch,
-            Steps(partial(mover.open, batch), mover.read, partial(mover.close, batch)),
-            mover.pages_a_chunk(batch),
+            by_name = Steps(list, partial(mover.named_chunks, batch), self._by_name.read, _nothing)
+            self._move(known, batch, by_name)
+        by_look = Steps(
+            partial(mover.open, batch), partial(mover.chunks, batch), mover.read, partial(mover.close, batch)
         )
+        self._move(batch.skipped(every) if known else every, batch, by_look)
         batch.settle(every)
         if self._budget is not None:
             self._mark(key for key, status in zip(keys, batch.statuses, strict=True) if status is _OK)
@@ -116,12 +114,13 @@ class FileStore:
             self._mark(key for key, position in first_of.items() if statuses[position] is _OK)
             absent = self._reserved(self._budget, absent, batch)
         mover = self._mover
-        self._move(
-            absent,
-            batch,
-            Steps(partial(mover.make, batch), mover.write, partial(mover.publish, batch)),
-            mover.pages_a_chunk(batch),
+        steps = Steps(
+            partial(mover.make, batch),
+            partial(mover.chunks, batch),
+            mover.write,
+            partial(mover.publish, batch),
         )
+        self._move(absent, batch, steps)
         batch.settle(absent)
         if self._budget is not None:
             self._return([p for p in absent if statuses[p] is not _OK], batch)
@@ -201,8 +200,8 @@ class FileStore:
         if self._budget is not None:
             self._budget.abandon_in_child()
 
-    def _move(self, positions: Sequence[int], batch: Moving, steps: Steps, size: int) -> None:
-        """Take pages through the steps, ``size`` a transfer; what is not begun in time stays SKIPPED."""
+    def _move(self, positions: Sequence[int], batch: Moving, steps: Steps) -> None:
+        """Take pages through the steps; what is not begun by the deadline stays SKIPPED."""
 
         def drain(shared: Iterator[Sequence[int]]) -> None:
             with _Borrowed(self._agents, batch) as borrowed:
@@ -212,8 +211,7 @@ class FileStore:
         for start in range(0, len(positions), MAX_OPEN):
             pages = steps.begin(positions[start : start + MAX_OPEN])
             try:
-                chunks = [pages[at : at + size] for at in range(0, len(pages), size)]
-                self._lanes.share(chunks, drain, len(pages) * batch.nbytes)
+                self._lanes.share(steps.cut(pages), drain, len(pages) * batch.nbytes)
             finally:
                 steps.end(pages)
 
@@ -282,9 +280,10 @@ def stored_nbytes(entry: Entry) -> int:
 
 
 class Steps(NamedTuple):
-    """What becomes of pages: begun and ended by the calling thread, moved by either."""
+    """What becomes of pages: begun and ended by the calling thread, moved chunk by chunk by either."""
 
     begin: Callable[[Sequence[int]], list[int]]
+    cut: Callable[[Sequence[int]], list[Sequence[int]]]
     move: Move
     end: Callable[[Sequence[int]], None]
 
