@@ -57,6 +57,17 @@ def test_what_was_set_or_read_here_is_read_without_a_look(opened, looked_at, io,
     assert looked_at == keys, "a page that was read well is remembered"
 
 
+def test_names_are_taken_as_they_are(opened, tmp_path, looked_at):
+    """NIXL parts the mode from the name at a colon, which no folder may have."""
+    arena = an_arena(2)
+    storage = opened(arena.pool, folders=(str(tmp_path / "a b, %s ü"),))
+    keys = keys_of(arena, "a")
+    stored(storage, arena, keys)
+    assert storage.batch_get(keys, arena.pages([1])) == [OK]
+    arena.check({1: page_bytes(keys[0], NBYTES)})
+    assert looked_at == []
+
+
 @IO
 def test_a_batch_mixes_remembered_unknown_and_missing_pages(opened, looked_at, io):
     arena = an_arena(6)
@@ -167,10 +178,12 @@ def test_descriptors_over_gets_by_name(opened, tmp_path):
 
 def test_what_is_remembered_is_bounded_and_keeps_what_is_used():
     remembered = Remembered(most=8)
+    remembered.keep("used", bytes(16))
     for number in range(100):
         remembered.keep(f"{number}", number.to_bytes(16, "big"))
         assert len(remembered) <= 8
         assert remembered.find(f"{number}") == number.to_bytes(16, "big")
+        assert remembered.find("used") == bytes(16)
     assert remembered.find("0") is None
     remembered.forget("99")
     assert remembered.find("99") is None

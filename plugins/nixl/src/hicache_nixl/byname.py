@@ -49,7 +49,12 @@ class Remembered:
 
     def find(self, path: str) -> bytes | None:
         """Give the checksum that a page must have; None where it is not known."""
-        return self._young.get(path) or self._old.get(path)
+        checksum = self._young.get(path)
+        if checksum is None:
+            checksum = self._old.get(path)
+            if checksum is not None:
+                self.keep(path, checksum)
+        return checksum
 
     def forget(self, path: str) -> None:
         """Forget a page; an unknown one is ignored."""
