@@ -82,7 +82,8 @@ def measure(nbytes: int, rounds: int, folder: str, direct: bool) -> dict[str, fl
             "theirs get": lambda hashes=hashes: theirs.batch_get_v1(hashes, indices),
             "ours get": lambda keys=keys: ours.batch_get(keys, pages),
         }
-        for name, step in steps.items():
+        order = list(steps.items())
+        for name, step in [order[at] for at in (1, 0, 3, 2)] if number % 2 else order:
             started = time.perf_counter()
             answers = step()
             took = time.perf_counter() - started

@@ -39,6 +39,8 @@ from hicache_nixl.verdicts import Verdicts, why_not_read, why_not_written
 CHUNK_NBYTES = 2 << 20
 #: The same for pages that are read by name, where fewer transfers save more than the cache does.
 NAMED_CHUNK_NBYTES = 4 << 20
+#: The same past the page cache, and so past the processor's; a disk wants many requests at a time.
+DIRECT_CHUNK_NBYTES = 32 << 20
 MAX_CHUNK_PAGES = 64
 #: Files open at a time for one call; a process may have 1024 by default.
 MAX_OPEN = 256
@@ -73,7 +75,8 @@ class Mover:
 
     def chunks(self, batch: Moving, positions: Sequence[int]) -> list[Sequence[int]]:
         """Cut a batch into what one transfer carries each."""
-        size = self._pages_a_chunk(batch, CHUNK_NBYTES)
+        past_cache = self.direct and not batch.staged
+        size = self._pages_a_chunk(batch, DIRECT_CHUNK_NBYTES if past_cache else CHUNK_NBYTES)
         return [positions[at : at + size] for at in range(0, len(positions), size)]
 
     def named_chunks(self, batch: Moving, positions: Sequence[int]) -> list[Sequence[int]]:
@@ -98,7 +101,8 @@ class Mover:
     def open(self, batch: Moving, positions: Sequence[int]) -> list[int]:
         """Open the files of pages and read their trailers; what is not there has its status set."""
         open_file, read_at = os.open, os.pread
-        paths, statuses, wanted = batch.paths, batch.statuses, batch.nbytes
+        paths, statuses, direct = batch.paths, batch.statuses, self.direct
+        at = self.file_nbytes(batch.nbytes) - TRAILER_NBYTES
         descriptors, trailers = batch.descriptors, batch.trailers
         opened: list[int] = []
         if time.monotonic() > batch.deadline:
@@ -108,21 +112,21 @@ class Mover:
                 descriptor = descriptors[position] = open_file(paths[position], _TO_READ)
                 opened.append(position)
                 # One byte more than there should be: what comes back tells the size too.
-                trailer = trailers[position] = read_at(descriptor, TRAILER_NBYTES + 1, wanted)
+                trailer = trailers[position] = read_at(descriptor, TRAILER_NBYTES + 1, at)
                 if len(trailer) != TRAILER_NBYTES:
                     self._measure(batch, position)
+                elif direct and bypass_cache(descriptor):
+                    batch.direct.add(position)
             except OSError as error:
                 statuses[position] = status_of(error)
         return opened
 
     def _measure(self, batch: Moving, position: int) -> None:
-        """Open a file that is not a plain one of the wanted size: padded, or of another size."""
+        """Look at a file that is not as a set makes them now: of the other kind, or of another size."""
         path, descriptor, nbytes = batch.paths[position], batch.descriptors[position], batch.nbytes
-        padded = padded_nbytes(nbytes)
-        if os.fstat(descriptor).st_size == padded:
-            batch.trailers[position] = os.pread(descriptor, TRAILER_NBYTES, padded - TRAILER_NBYTES)
-            if self.direct and bypass_cache(descriptor):
-                batch.direct.add(position)
+        other = plain_nbytes(nbytes) if self.direct else padded_nbytes(nbytes)
+        if os.fstat(descriptor).st_size == other:
+            batch.trailers[position] = os.pread(descriptor, TRAILER_NBYTES, other - TRAILER_NBYTES)
             return
         key = batch.keys[position]
         batch.statuses[position] = self.verdicts.by_trailer(descriptor, path, key, nbytes)
