@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hicache_core import Status
 from hicache_core.errors import BackendIncompatible, BackendUnavailable
+from hicache_hf3fs import _pagetable
 from hicache_hf3fs._clock import Clock, Holds, Leases
 from hicache_hf3fs._pagetable import PageTable
 from hicache_hf3fs._recent import Recent
@@ -436,7 +437,7 @@ def test_a_table_that_starts_reads_rows_ahead_as_many_as_it_keeps(tmp_path, monk
     assert len(table._recent) == len(keys), "of a cleared namespace nothing is asked for"
     assert all(refs(table, keys))
     with monkeypatch.context() as patch:
-        patch.setattr(table, "_read", None)
+        patch.setattr(_pagetable, "read_rows", None)
         assert refs(table, keys) == [PageRef("kv", page, NBYTES, 7) for page in range(4)]
     assert refs(table, cleared, namespace="other") == [None] * 3
     table._recent = Recent(2)

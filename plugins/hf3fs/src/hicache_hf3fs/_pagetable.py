@@ -18,7 +18,6 @@ from hicache_hf3fs._recent import (
     NBYTES,
     PAGE,
     RANK,
-    ROW_COLUMNS,
     VERDICT,
     Recent,
     Row,
@@ -26,7 +25,8 @@ from hicache_hf3fs._recent import (
     serves,
 )
 from hicache_hf3fs._reservations import Reservations
-from hicache_hf3fs._rooms import KEYS_A_STATEMENT, PageFileState, Rooms, marks, padded
+from hicache_hf3fs._rooms import PageFileState, Rooms
+from hicache_hf3fs._rows import read_ahead, read_rows
 from hicache_hf3fs._schema import connect, transaction
 from hicache_hf3fs.metadata import (
     NO_PAGE,
@@ -38,9 +38,6 @@ from hicache_hf3fs.metadata import (
     Reservation,
     Terms,
 )
-
-#: Rows read at a time.
-_READ_AHEAD_ROWS = 4096
 
 _FILE_COLUMNS = "id, name, file_id, page_nbytes, num_pages, fresh"
 
@@ -84,12 +81,7 @@ class PageTable:
 
     def read_ahead(self) -> None:
         """Have as many rows in memory as are kept there, before anybody asks: 2 us each."""
-        left = self._recent.most
-        for (space,) in self._base.execute("SELECT id FROM space WHERE live").fetchall():
-            rows = self._base.execute(f"SELECT {ROW_COLUMNS} FROM page WHERE space=? LIMIT ?", (space, left))
-            while some := rows.fetchmany(_READ_AHEAD_ROWS):
-                self._recent.keep(space, some)
-                left -= len(some)
+        read_ahead(self._base, self._recent)
 
     def initialize(self, rank: str, label: PageFileLabel) -> Terms:
         """Make a page file known; raises PageFileConflict."""
@@ -315,23 +307,12 @@ class PageTable:
         if space is None:
             return {}
         if self._base.in_transaction:  # which may still be undone, and reads its own changes
-            return self._read(space, digests)
+            return read_rows(self._base, space, digests)
         found, others = self._recent.find(space, digests)
         if others:
-            read = self._read(space, others)
+            read = read_rows(self._base, space, others)
             self._recent.keep(space, read.values())
             found.update(read)
-        return found
-
-    def _read(self, space: int, digests: Sequence[bytes]) -> dict[bytes, Row]:
-        found: dict[bytes, Row] = {}
-        for start in range(0, len(digests), KEYS_A_STATEMENT):
-            part = padded(digests[start : start + KEYS_A_STATEMENT])
-            rows = self._base.execute(
-                f"SELECT {ROW_COLUMNS} FROM page WHERE space=? AND key IN ({marks(len(part))})",
-                (space, *part),
-            )
-            found.update([(row[0], row) for row in rows])
         return found
 
     def _serving(self, namespace: str, digests: Sequence[bytes], file: PageFileState) -> dict[bytes, Row]:
