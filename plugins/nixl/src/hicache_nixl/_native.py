@@ -10,15 +10,18 @@ ended, and is out of reach from then on (touching it again is SIGSEGV).
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import importlib
 import logging
 import mmap
+import os
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -123,6 +126,38 @@ class TransferFailed(Exception):
     """NIXL says that a transfer failed; it does not say why."""
 
 
+#: Who makes or closes an agent now: process and thread. No lock: a fork might copy it locked.
+_at_work: set[tuple[int, int]] = set()
+_ending = threading.Event()
+_LAST_WAIT_S = 5.0
+
+
+@contextlib.contextmanager
+def _before_the_end() -> Iterator[bool]:
+    """Make or close an agent within; False once the interpreter ends, and then do not.
+
+    An agent of OBJ has threads of the AWS SDK. A process that exits while another thread makes or closes one
+    is aborted (nixl 1.5.1: 10 times of 12), so the end waits for who is at it.
+    """
+    me = (os.getpid(), threading.get_ident())
+    _at_work.add(me)
+    try:
+        yield not _ending.is_set()
+    finally:
+        _at_work.discard(me)
+
+
+def _wait_for_others() -> None:
+    """Let nobody begin any more, and wait for who has begun; at the end of the interpreter."""
+    _ending.set()
+    deadline = time.monotonic() + _LAST_WAIT_S
+    while any(pid == os.getpid() for pid, _ in list(_at_work)) and time.monotonic() < deadline:
+        time.sleep(_LONGEST_PAUSE_S)
+
+
+atexit.register(_wait_for_others)
+
+
 class Agent:
     """One NIXL agent with one backend and its registered memory; not thread-safe."""
 
@@ -146,8 +181,12 @@ class Agent:
         sync = nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW
         self._errors = native_errors(nixl)
         try:
-            self._agent = nixl.nixl_agent(self._name, nixl.nixl_agent_config(backends=[], sync_mode=sync))
-            self._agent.create_backend(plugin, dict(parameters))
+            with _before_the_end() as in_time:
+                if not in_time:
+                    raise BackendUnavailable("'nixl' makes no agent", remedy="The interpreter ends.")
+                made = nixl.nixl_agent_config(backends=[], sync_mode=sync)
+                self._agent = nixl.nixl_agent(self._name, made)
+                self._agent.create_backend(plugin, dict(parameters))
         except self._errors as error:
             raise BackendUnavailable(
                 f"creating NIXL's '{plugin}' backend",
@@ -240,15 +279,19 @@ class Agent:
         """Release everything; no transfer may be running.
 
         Under io_uring closing waits for nothing, and what runs still lands in memory; under AIO it waits
-        with the interpreter lock held.
+        with the interpreter lock held. Once the interpreter ends it is left as it is.
         """
         self._latest = None
-        for kind in list(self._regions):
-            self.register_pools(kind, ())
-        if self._scratch is not None:
-            self._agent.deregister_memory(self._scratch_registration)
-            self._scratch = self._scratch_registration = None
-        del self._agent
+        with _before_the_end() as in_time:
+            if not in_time:
+                self.leak()
+                return
+            for kind in list(self._regions):
+                self.register_pools(kind, ())
+            if self._scratch is not None:
+                self._agent.deregister_memory(self._scratch_registration)
+                self._scratch = self._scratch_registration = None
+            del self._agent
 
     def leak(self) -> None:
         """Never run the destructor: in the child of a fork it would wait for threads that are not there."""
