@@ -18,6 +18,7 @@ PROGRAM = """
 import json, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 from nixl_builders import a_config, a_storage, an_arena
+from hicache_core.errors import BackendUnavailable
 from hicache_nixl._native import Agent
 
 arena, closing, honest = an_arena(1), threading.Event(), Agent.close
@@ -27,10 +28,13 @@ def close(agent):
     honest(agent)
 
 def replace_agents():
-    while True:
-        agent = agents.take(time.monotonic() + 5.0)
-        agent.spent = True  # as after a failed transfer
-        agents.give(agent)
+    try:
+        while True:
+            agent = agents.take(time.monotonic() + 5.0)
+            agent.spent = True  # as after a failed transfer
+            agents.give(agent)
+    except BackendUnavailable:
+        pass  # the interpreter ends
 
 Agent.close = close
 storage = a_storage(a_config(5.0), **json.loads(sys.argv[2]))
