@@ -122,7 +122,7 @@ def file_of(folder: Path, storage: HiCacheNixl, key: str) -> Path:
 
 def as_a_stranger(storage: HiCacheNixl) -> HiCacheNixl:
     """Have it look at files anew, as a process does that neither wrote nor read them."""
-    storage._store._mover.remembered.clear()
+    storage._store._by_name.remembered.clear()
     return storage
 
 

@@ -149,13 +149,16 @@ def test_pages_that_were_evicted_here_are_forgotten(opened, capfd):
     assert "open failed" not in capfd.readouterr().err
 
 
-def test_without_checksums_every_file_is_looked_at(opened, looked_at):
+@pytest.mark.parametrize("option", [{"checksum": False}, {"direct_io": True}], ids=str)
+def test_where_pages_cannot_be_read_by_name_every_file_is_looked_at(opened, looked_at, option):
     arena = an_arena(2)
-    storage = opened(arena.pool, checksum=False)
+    storage = opened(arena.pool, **option)
     keys = keys_of(arena, "a")
     stored(storage, arena, keys)
-    assert storage.batch_get(keys, arena.pages([1])) == [OK]
-    assert looked_at == keys
+    for _ in range(2):
+        assert storage.batch_get(keys, arena.pages([1])) == [OK]
+    assert looked_at == keys * 2
+    assert len(storage._store._by_name.remembered) == 0
 
 
 def test_descriptors_over_gets_by_name(opened, tmp_path):
@@ -170,7 +173,7 @@ def test_descriptors_over_gets_by_name(opened, tmp_path):
     hidden = file_of(tmp_path / "kv", storage, keys[2])
     away = hidden.rename(tmp_path / "away")
     for _ in range(20):
-        storage._store._mover.remembered.keep(str(hidden), bytes(16))
+        storage._store._by_name.remembered.keep(str(hidden), bytes(16))
         assert storage.batch_get(keys, arena.pages([4, 5, 6, 7])) == [OK, OK, MISS, OK]
     away.rename(hidden)
     assert open_descriptors() == before

@@ -123,6 +123,20 @@ def until(condition: Callable[[], bool], caller: threading.Thread) -> None:
     raise AssertionError("the condition was never met")
 
 
+def outlasted(disk, looks, get: Callable[[], object]) -> object:
+    """Run a get of which three reads are held and one fails; see that it waits for the three."""
+    looks.clear()
+    caller, results = in_a_thread(get)
+    until(lambda: disk.held() == 3, caller)
+    until(lambda: len(looks) > MANY_LOOKS, caller)
+    assert (disk.held(), caller.is_alive()) == (3, True), "the get went on while reads into its slots ran"
+    assert len({id(transfer) for transfer in looks}) == 1
+    assert disk.let_go() == 3
+    caller.join(WAIT_S)
+    (result,) = results
+    return result
+
+
 def interrupts_twice(monkeypatch, disk, looks, get: Callable[[], object]) -> None:
     """Interrupt a get whose two reads are held; see that it ends after they do."""
     looks.clear()
@@ -156,15 +170,8 @@ def test_c11_a_get_of_which_one_page_fails_outlasts_the_reads_of_the_others(
     storage = opened(slots.pool, io=io, direct_io=direct, lanes=1)
     keys = slots.stored(storage, "a", "b", "c", "d")
     read_through(monkeypatch, disk, tmp_path, storage, keys, ["held", "held", "broken", "held"])
-    looks.clear()
-    caller, results = in_a_thread(lambda: storage.batch_get(keys, slots.pool.pages([4, 5, 6, 7])))
-    until(lambda: disk.held() == 3, caller)
-    until(lambda: len(looks) > MANY_LOOKS, caller)
-    assert (disk.held(), caller.is_alive()) == (3, True), "the get returned while reads into its slots ran"
-    assert len({id(transfer) for transfer in looks}) == 1
-    assert disk.let_go() == 3
-    caller.join(WAIT_S)
-    assert results == [[OK, OK, ERROR, OK]]
+    results = outlasted(disk, looks, lambda: storage.batch_get(keys, slots.pool.pages([4, 5, 6, 7])))
+    assert results == [OK, OK, ERROR, OK]
     assert [slots[i + 4] == slots[i] for i in (0, 1, 3)] == [True] * 3
 
 
@@ -187,14 +194,8 @@ def test_c11_a_get_by_name_outlasts_its_reads_and_reads_again_what_failed(
     storage = opened(slots.pool, io="uring", lanes=1)
     keys = slots.stored(storage, "a", "b", "c", "d")
     read_by_name_through(monkeypatch, disk, tmp_path, storage, keys, ["held", "held", "broken", "held"])
-    looks.clear()
-    caller, results = in_a_thread(lambda: storage.batch_get(keys, slots.pool.pages([4, 5, 6, 7])))
-    until(lambda: disk.held() == 3, caller)
-    until(lambda: len(looks) > MANY_LOOKS, caller)
-    assert (disk.held(), caller.is_alive()) == (3, True), "the get went on while reads into its slots ran"
-    assert disk.let_go() == 3
-    caller.join(WAIT_S)
-    assert results == [[OK, OK, OK, OK]]
+    results = outlasted(disk, looks, lambda: storage.batch_get(keys, slots.pool.pages([4, 5, 6, 7])))
+    assert results == [OK, OK, OK, OK]
     assert [slots[i + 4] == slots[i] for i in range(4)] == [True] * 4
 
 

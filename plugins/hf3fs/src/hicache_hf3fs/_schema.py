@@ -130,17 +130,25 @@ def inconsistencies(base: sqlite3.Connection) -> list[str]:
     found: list[str] = []
     for rank, name, fresh in base.execute("SELECT id, name, fresh FROM rank").fetchall():
         owners: dict[int, str] = {}
-        for table, column in (("page", "idx"), ("reservation", "pages"), ("free", "idx")):
-            rows = base.execute(f"SELECT {column} FROM {table} WHERE rank=?", (rank,))
-            for index in (i for (v,) in rows for i in (unpack_pages(v) if column == "pages" else [v])):
-                if index in owners:
-                    found.append(f"page {index} of '{name}' is in {owners[index]} and in {table}")
-                if not 0 <= index < fresh:
-                    found.append(f"page {index} of '{name}' in {table} was never given out")
-                owners[index] = table
+        for table, index in _owned(base, rank):
+            if index in owners:
+                found.append(f"page {index} of '{name}' is in {owners[index]} and in {table}")
+            if not 0 <= index < fresh:
+                found.append(f"page {index} of '{name}' in {table} was never given out")
+            owners[index] = table
         found += [f"page {index} of '{name}' has leaked" for index in range(fresh) if index not in owners]
     counted = "SELECT s.id, s.pages, s.nbytes, COUNT(p.idx), COALESCE(SUM(p.nbytes), 0) FROM space s"
     for space, *numbers in base.execute(f"{counted} LEFT JOIN page p ON p.space = s.id GROUP BY s.id"):
         if numbers[:2] != numbers[2:]:
             found.append(f"space {space} says {numbers[:2]} pages and bytes, and has {numbers[2:]}")
     return found
+
+
+def _owned(base: sqlite3.Connection, rank: int) -> Iterator[tuple[str, int]]:
+    """Give the pages of a file that belong to somebody or are free, with the table that says so."""
+    for table in ("page", "free"):
+        for (index,) in base.execute(f"SELECT idx FROM {table} WHERE rank=?", (rank,)):
+            yield table, index
+    for (pages,) in base.execute("SELECT pages FROM reservation WHERE rank=?", (rank,)):
+        for index in unpack_pages(pages):
+            yield "reservation", index

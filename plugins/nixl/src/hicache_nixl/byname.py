@@ -33,15 +33,20 @@ class Remembered:
     """Checksums of pages by the paths of their files; thread-safe.
 
     Two generations: what was not asked for while the young one filled up goes.
+
+    Args:
+        most: how many; 0 where pages cannot be read by name.
     """
 
     def __init__(self, most: int = MOST) -> None:
-        self._generation = max(1, most // 2)
+        self._generation = most // 2
         self._young: dict[str, bytes] = {}
         self._old: dict[str, bytes] = {}
 
     def keep(self, path: str, checksum: bytes) -> None:
         """Remember a page that was written or read well."""
+        if not self._generation:
+            return
         young = self._young
         young[path] = checksum
         if len(young) >= self._generation:
@@ -79,7 +84,7 @@ class ByName:
         """Give the positions of pages that can be read so."""
         find = self.remembered.find
         known: list[int] = []
-        if not batch.on_host:
+        if not (batch.on_host and len(self.remembered)):
             return known
         for position, path in enumerate(batch.paths):
             checksum = find(path)

@@ -76,8 +76,9 @@ class Mover:
     def chunks(self, batch: Moving, positions: Sequence[int]) -> list[Sequence[int]]:
         """Cut a batch into what one transfer carries each."""
         past_cache = self.direct and not batch.staged
-        size = self._pages_a_chunk(batch, DIRECT_CHUNK_NBYTES if past_cache else CHUNK_NBYTES)
-        return [positions[at : at + size] for at in range(0, len(positions), size)]
+        return _cut(
+            positions, self._pages_a_chunk(batch, DIRECT_CHUNK_NBYTES if past_cache else CHUNK_NBYTES)
+        )
 
     def named_chunks(self, batch: Moving, positions: Sequence[int]) -> list[Sequence[int]]:
         """The same for pages that are read by name."""
@@ -85,7 +86,7 @@ class Mover:
         if size < len(positions) <= 2 * size:
             # One chunk a lane: the helper comes to its own .1 ms later, so that halves would end one by one.
             size = min(len(positions) * 5 // 8, self._max_descriptors // batch.segments)
-        return [positions[at : at + size] for at in range(0, len(positions), size)]
+        return _cut(positions, size)
 
     def _pages_a_chunk(self, batch: Moving, nbytes: int) -> int:
         by_size = nbytes // max(1, batch.nbytes)
@@ -279,7 +280,7 @@ class Mover:
             return _not_miss(error)
         self.verdicts.forget(path)
         checksum = checksum_in(batch.trailers[position])
-        if checksum is not None and position not in batch.direct:
+        if checksum is not None:
             self.remembered.keep(path, checksum)
         return _OK
 
@@ -305,6 +306,10 @@ class Mover:
             return None
         stride = rounded(batch.nbytes)
         return self._scratch(agent, batch).view[slot * stride : (slot + 1) * stride]
+
+
+def _cut(positions: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [positions[at : at + size] for at in range(0, len(positions), size)]
 
 
 def bypass_cache(descriptor: int) -> bool:

@@ -51,7 +51,7 @@ class FileStore:
         budget: Budget | None,
         mover: Mover,
         lanes: Lanes,
-        by_name: ByName | None,
+        by_name: ByName,
     ) -> None:
         self._folders = folders
         self._agents = agents
@@ -59,7 +59,6 @@ class FileStore:
         self._mover = mover
         self._verdicts = mover.verdicts
         self._lanes = lanes
-        #: None where NIXL reads no files by their names, or nothing would tell what it has read.
         self._by_name = by_name
         self._page_nbytes: dict[str, int] = {}
 
@@ -82,8 +81,8 @@ class FileStore:
         paths = self._folders.paths(keys)
         batch = Moving(keys, paths, locs, deadline, direct=self._mover.direct)
         mover, every = self._mover, range(len(keys))
-        known = self._by_name.known(batch) if self._by_name is not None else ()
-        if self._by_name is not None and known:
+        known = self._by_name.known(batch)
+        if known:
             by_name = Steps(list, partial(mover.named_chunks, batch), self._by_name.read, _nothing)
             self._move(known, batch, by_name)
         by_look = Steps(
@@ -140,7 +139,7 @@ class FileStore:
             except OSError as error:
                 statuses.append(status_of(error))
                 continue
-            self._mover.remembered.forget(place)
+            self._by_name.remembered.forget(place)
             statuses.append(_OK if gone else _MISS)
             if gone:
                 freed.append((fan_of(key), nbytes))
@@ -155,7 +154,7 @@ class FileStore:
     def clear(self, deadline: float) -> int:
         """Remove every page of the namespace; what vanishes meanwhile was somebody else's clear."""
         count, freed = 0, [0] * FANS
-        self._mover.remembered.clear()
+        self._by_name.remembered.clear()
         try:
             for fan, entry in self._folders.own():
                 if unlink(entry.path):
@@ -226,7 +225,7 @@ class FileStore:
         return self._closer_look(key, place, wanted)
 
     def _closer_look(self, key: str, place: str, wanted: int | None) -> Status:
-        self._mover.remembered.forget(place)
+        self._by_name.remembered.forget(place)
         try:
             descriptor = os.open(place, _OPEN_TO_LOOK)
         except OSError as error:

@@ -24,7 +24,7 @@ from hicache_core.mounts import file_system_of, is_network
 from hicache_nixl._native import Agent, load, note
 from hicache_nixl.agents import Agents
 from hicache_nixl.budget import Budget
-from hicache_nixl.byname import ByName, Remembered
+from hicache_nixl.byname import MOST, ByName, Remembered
 from hicache_nixl.choice import Choice, choose, parameters
 from hicache_nixl.filemoves import Mover
 from hicache_nixl.files import FileStore
@@ -153,11 +153,14 @@ class HiCacheNixl(HiCacheStorage):
         options = self.options
         folders = Folders(options.folders, self.config.namespace)
         folders.prepare()
-        remembered = Remembered()
+        on_device = plugin in _ON_DEVICES
+        direct = options.direct_io or on_device
+        # By name nothing but a checksum tells what was read, and NIXL opens no file past the page cache.
+        by_name = plugin == "POSIX" and options.checksum and not direct
+        remembered = Remembered(MOST if by_name else 0)
         budget = Budget.open(folders, options.capacity, deadline, remembered.forget)
         kinds = {file_system_of(folder) or "an unknown file system" for folder in options.folders}
         network = any(map(is_network, options.folders))
-        on_device = plugin in _ON_DEVICES
         self.capabilities = self._narrowed(
             device_memory=on_device,
             checksum=options.checksum,
@@ -165,7 +168,6 @@ class HiCacheNixl(HiCacheStorage):
             max_segments=options.in_flight - 1,
             transport=f"{plugin} on {', '.join(sorted(kinds))}",
         )
-        direct = options.direct_io or on_device
         mover = Mover(
             folders,
             remembered,
@@ -174,8 +176,7 @@ class HiCacheNixl(HiCacheStorage):
             fsync=options.fsync,
             max_descriptors=options.in_flight,
         )
-        by_name = ByName(remembered) if plugin == "POSIX" and options.checksum and not direct else None
-        return FileStore(folders, agents, budget, mover, Lanes(options.lanes), by_name)
+        return FileStore(folders, agents, budget, mover, Lanes(options.lanes), ByName(remembered))
 
     def _open_objects(self, agents: Agents, deadline: float) -> PageStore:
         from hicache_nixl.objects import ObjectStore

@@ -111,12 +111,12 @@ def examine(trailer: bytes, qualified_key: str, page_nbytes: int | None) -> tupl
     checked = trailer[:_CHECKED_NBYTES]
     if trailer[_CHECKED_NBYTES:] != _check_word(checked + qualified_key.encode()) + _ZEROS:
         return Verdict.DAMAGED, None
-    magic, version, flags, _, nbytes = _HEAD.unpack_from(trailer)
+    magic, version, _, _, nbytes = _HEAD.unpack_from(trailer)
     if magic != _MAGIC or version != _VERSION:
         return Verdict.DAMAGED, None
     if page_nbytes is not None and nbytes != page_nbytes:
         return Verdict.OTHER_SIZE, None
-    return Verdict.GOOD, checked[_HEAD.size :] if flags & _HAS_CHECKSUM else None
+    return Verdict.GOOD, checksum_in(trailer)
 
 
 def checksum_in(trailer: bytes) -> bytes | None:
