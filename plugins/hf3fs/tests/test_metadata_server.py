@@ -82,6 +82,20 @@ def test_closing_tells_that_reads_are_over(url: str):
         assert -1 not in store(other, "farewell", keys_of(2, "room"))
 
 
+def test_a_server_that_starts_has_rows_in_memory_before_anybody_asks():
+    harness = Hf3fsHarness({})
+    harness.start()
+    try:
+        with closing(client_of(harness.options()["metadata_url"])) as metadata:
+            metadata.initialize("ahead", LABEL, deadline=soon())
+            store(metadata, "ahead", keys_of(4))
+        harness.restart()
+        lines = asked(f"{harness.options()['metadata_url']}/metrics")[1].splitlines()
+    finally:
+        harness.stop()
+    assert "hicache_hf3fs_metadata_rows_in_memory 4" in lines
+
+
 def test_health_and_metrics(url: str):
     with closing(client_of(url, "4" * 32)) as metadata:
         metadata.usage(deadline=soon())

@@ -278,6 +278,7 @@ class PageTable:
             "pages_stored": self._base.execute(one.format("pages", "space WHERE live")).fetchone()[0],
             "pages_reserved": self._leases.pages,
             "pages_held": self._holds.pages,
+            "rows_in_memory": len(self._recent),
             "evicted_total": self._rooms.evicted,
             "leases_expired_total": self._expired,
             "refused_total": self._refused,
