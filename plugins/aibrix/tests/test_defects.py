@@ -147,6 +147,68 @@ def test_a_batch_that_the_library_trips_over_is_told_page_by_page(
     assert storage.batch_contains(keys) == [OK, MISS, OK]
 
 
+class Vanishing:
+    """A file's path that takes the file away as soon as SHFS has found it there, ``times`` times."""
+
+    def __init__(self, path: Path, times: int = 1) -> None:
+        self._path, self._times = path, times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._path, name)
+
+    def __fspath__(self) -> str:
+        return str(self._path)
+
+    def exists(self) -> bool:
+        there = self._path.exists()
+        if there and self._times:
+            self._times -= 1
+            self._path.unlink()
+        return there
+
+
+def let_files_vanish(storage: Any, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
+    connector = storage._library._connector
+    path_of, paths = connector._key_to_filepath, {}
+
+    def path(name: bytes) -> Vanishing:
+        return paths.setdefault(name, Vanishing(path_of(name), times))
+
+    monkeypatch.setattr(connector, "_key_to_filepath", path)
+
+
+def test_c8_what_is_removed_while_shfs_looks_at_it_is_a_miss(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks whether a file exists and opens or unlinks it afterwards, and takes ENOENT for an error."""
+    pool = a_pool(4)
+    storage: Any = opened(pool, "shfs")
+    keys = keys_of(pool, "got", "removed")
+    assert storage.batch_set(keys, pool.pages(range(2))) == [OK] * 2
+    let_files_vanish(storage, monkeypatch)
+    monkeypatch.setattr(storage._library, "get", lambda names, _: [None] * len(names))
+    assert storage.batch_get(keys[:1], pool.pages([3])) == [MISS]
+    assert storage.batch_contains(keys[:1]) == [MISS]
+    monkeypatch.setattr(storage._library, "contains", lambda _: OK)
+    assert storage.batch_remove(keys[1:]) == [MISS]
+
+
+@pytest.mark.parametrize(("times", "status"), [(1, OK), (4, OK), (100, Status.ERROR)])
+def test_c8_a_set_whose_file_is_removed_at_once_is_written_again(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch, times: int, status: Status
+) -> None:
+    """SHFS measures a file after the rename, by name: removed by then, the page counts as not stored."""
+    pool = a_pool(2)
+    storage: Any = opened(pool, "shfs")
+    let_files_vanish(storage, monkeypatch, times)
+    monkeypatch.setattr(storage._library, "put", lambda *_: False)
+    monkeypatch.setattr(storage._library, "contains", lambda _: MISS)
+    keys = keys_of(pool, "a")
+    assert storage.batch_set(keys, pool.pages([0])) == [status]
+    monkeypatch.undo()
+    assert storage.batch_get(keys, pool.pages([1])) == [OK if status is OK else MISS]
+
+
 def figures(library: Any) -> list[Any]:
     """Give the library's metrics of one verb each, of its manager and of its second level."""
     metrics = library._manager.metrics

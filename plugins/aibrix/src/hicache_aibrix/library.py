@@ -16,6 +16,9 @@ What is worked around, each shown by tests/test_defects.py (aibrix-kvcache 0.8.0
 - Settings come from the environment only: they are set on the library's
   settings module for the moment in which a manager is made, under a lock.
 - Its event loop is stopped and never closed, three descriptors each time.
+- SHFS looks whether a file is there and opens, measures or unlinks it by name
+  afterwards: a page that was removed between the two is an error to it. Here
+  that is a miss, and a set whose file another took away is written again.
 - Its metrics keep lists with an entry a call, for ever: they are emptied now and
   then. HiCache counts the same; docs/aibrix.md says which figure is which.
 """
@@ -39,6 +42,10 @@ from hicache_core.status import OK, Status
 
 #: Calls after which the library's lists of figures are emptied.
 _CALLS_MEASURED = 1000
+
+#: How often a value is written whose file was removed, by a remove or by another process's clear, while
+#: SHFS still looked at it.
+_WRITES = 5
 
 _making = threading.Lock()
 _open: dict[tuple[str, str, str], Library] = {}
@@ -149,7 +156,11 @@ class Library:
 
     def put_one(self, key: str, nbytes: int, value: Callable[[], bytes]) -> Status:
         """Store one value, and say why it was not."""
-        return _status(self._connector._put(key.encode(), Record(nbytes, value)))
+        for _ in range(_WRITES):
+            status = _status(self._connector._put(key.encode(), Record(nbytes, value)))
+            if status is not Status.MISS:
+                return status
+        return Status.ERROR
 
     def remove(self, key: str) -> Status:
         """Remove one value; MISS where there is none."""
@@ -283,7 +294,10 @@ def _files(folder: str) -> Iterator[str]:
 
 
 def _status(native: Any) -> Status:
-    """Translate the library's status; its errors carry the system's words, and no number."""
+    """Translate the library's status; its errors carry the system's words, and no number.
+
+    A file that was gone when SHFS came to it is a MISS: ENOENT, on a network mount also ESTALE.
+    """
     if native.is_ok():
         return OK
     if native.is_not_found():
@@ -293,6 +307,8 @@ def _status(native: Any) -> Status:
     if native.is_denied():
         return Status.DENIED
     said = str(native.value).lower()
+    if "[errno 2]" in said or "[errno 116]" in said:
+        return Status.MISS
     if native.is_out_of_memory() or "[errno 28]" in said or "[errno 122]" in said or "no space" in said:
         return Status.NO_SPACE
     if "[errno 13]" in said or "[errno 1]" in said or "[errno 30]" in said:
