@@ -24,11 +24,14 @@ from hicache_core.storage import HiCacheStorageConfig
 
 #: The longest that a test waits for something that must happen.
 WAIT_S = 20.0
-#: What the caches of tests allow a backend.
+#: What a cache allows its backend where a test waits for that to pass.
 TIMEOUT_S = 0.15
 
+#: The calls that hang in the test that runs.
+_hanging: list[Hang] = []
 
-def a_config(timeout_s: float = TIMEOUT_S, **identity: Any) -> HiCacheStorageConfig:
+
+def a_config(timeout_s: float = WAIT_S, **identity: Any) -> HiCacheStorageConfig:
     made = Identity.for_tests(**identity)
     return HiCacheStorageConfig(
         namespace=Namespace.of(made), identity=made, placement=Placement(), timeout_s=timeout_s
@@ -53,11 +56,16 @@ def a_cache(
     script: Script | None = None,
     *pools: HostPool,
     capabilities: Capabilities | None = None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
     bounce: bool = False,
     strict: bool = False,
 ) -> Iterator[HiCache]:
-    """Open a cache past the registry, which has tests of its own."""
+    """Open a cache past the registry, which has tests of its own.
+
+    Beside a call that hangs it waits TIMEOUT_S for its backend, else WAIT_S, however slow the machine is.
+    """
+    if timeout_s is None:
+        timeout_s = TIMEOUT_S if _hanging else WAIT_S
     loaded = scripted(script or Script(), capabilities, bounce=bounce)
     cache = HiCache(loaded, a_config(timeout_s), pools)
     cache._start(strict=strict)
@@ -111,9 +119,11 @@ class Hang:
 def hanging(then: Callable[..., Any] | None = None) -> Iterator[Hang]:
     """Give a verb that hangs; it is let go at the end of the block at the latest."""
     hang = Hang(then)
+    _hanging.append(hang)
     try:
         yield hang
     finally:
+        _hanging.remove(hang)
         hang.go.set()
         wait_until(lambda: hang.left == hang.entered, "hung calls ended")
 

@@ -58,7 +58,9 @@ def test_c11_a_get_that_is_left_behind_writes_no_slot_ever(how: str) -> None:
     pool, hang = a_pool(), LateWriter()
     hang.then = hang.write
     means = Capabilities(deadline="hold" if how == "asked for" else "none")
-    with a_cache(Script(get=hang), pool, capabilities=means, bounce=how == "asked for") as cache:
+    with a_cache(
+        Script(get=hang), pool, capabilities=means, bounce=how == "asked for", timeout_s=TIMEOUT_S
+    ) as cache:
         assert cache.get(["a", "b"], pool.pages([0, 1])) == [TIMEOUT] * 2
         fill_page(pool.pages([0]), 0, noise(1, 64))
         hang.go.set()
@@ -74,7 +76,7 @@ def test_c11_a_set_that_is_left_behind_reads_what_was_set_and_no_slot_afterwards
     """The slot is used again meanwhile: a late read would store another page under this key."""
     pool, hang = a_pool(), LateReader()
     hang.then = hang.read
-    with a_cache(Script(set=hang), pool, bounce=True) as cache:
+    with a_cache(Script(set=hang), pool, bounce=True, timeout_s=TIMEOUT_S) as cache:
         assert cache.set(["a", "b"], filled(pool, 0, 1)) == [TIMEOUT] * 2
         fill_page(pool.pages([0]), 0, noise(9, 64))
         hang.go.set()
@@ -86,7 +88,7 @@ def test_c11_a_set_that_is_left_behind_reads_what_was_set_and_no_slot_afterwards
 def test_c11_the_memory_of_a_call_left_behind_is_not_given_to_another() -> None:
     pool, script, hang = a_pool(), Script(), LateWriter()
     hang.then = hang.write
-    with a_cache(script, pool, bounce=True) as cache:
+    with a_cache(script, pool, bounce=True, timeout_s=TIMEOUT_S) as cache:
         cache.set(["a"], filled(pool, 0))
         script.verbs["get"] = hang
         assert cache.get(["a"], pool.pages([4])) == [TIMEOUT]
@@ -108,7 +110,7 @@ def test_c11_private_memory_stays_alive_and_registered_while_a_call_left_behind_
     pool, script, hang = a_pool(), Script(), LateWriter()
     hang.then = hang.write
     script.verbs["get"] = hang
-    with a_cache(script, pool, bounce=True) as cache:
+    with a_cache(script, pool, bounce=True, timeout_s=TIMEOUT_S) as cache:
         cache.get(["a"], pool.pages([0]))
         storage = script.storages[0]
         private = [known for known in storage._pools.values() if known is not pool]

@@ -510,7 +510,7 @@ def test_slow_parts_end_with_the_deadline_of_the_whole(monkeypatch: pytest.Monke
         exists=slow(len),
     )
     limited = Capabilities(max_batch=1, deadline="hold")
-    with a_cache(script, pool, capabilities=limited) as cache:
+    with a_cache(script, pool, capabilities=limited, timeout_s=TIMEOUT_S) as cache:
         locs = pool.pages([0, 1, 2, 3, 4])
         assert cache.get(keys, locs) == [MISS] * 2 + [Status.SKIPPED] * 3
         assert cache.set(keys, locs) == [OK] * 2 + [Status.SKIPPED] * 3
