@@ -125,13 +125,16 @@ class Mover:
     def _measure(self, batch: Moving, position: int) -> None:
         """Look at a file that is not as a set makes them now: of the other kind, or of another size."""
         path, descriptor, nbytes = batch.paths[position], batch.descriptors[position], batch.nbytes
-        other = plain_nbytes(nbytes) if self.direct else padded_nbytes(nbytes)
-        if os.fstat(descriptor).st_size == other:
-            batch.trailers[position] = os.pread(descriptor, TRAILER_NBYTES, other - TRAILER_NBYTES)
+        found = os.fstat(descriptor)
+        size = found.st_size
+        if size in (plain_nbytes(nbytes), padded_nbytes(nbytes)):  # the usual one: it became whole meanwhile
+            batch.trailers[position] = os.pread(descriptor, TRAILER_NBYTES, size - TRAILER_NBYTES)
             return
-        key = batch.keys[position]
-        batch.statuses[position] = self.verdicts.by_trailer(descriptor, path, key, nbytes)
-        self.verdicts.remember(path, descriptor)
+        # Of the size that was seen, or OK might be said of a page that nobody reads.
+        batch.statuses[position] = self.verdicts.by_trailer(
+            descriptor, size, path, batch.keys[position], nbytes
+        )
+        self.verdicts.remember(path, found)
 
     def read(self, agent: Agent, batch: Moving, positions: Sequence[int]) -> Sequence[int]:
         """Read one chunk of opened pages into their slots; give those to be read again alone."""
@@ -178,7 +181,7 @@ class Mover:
                 batch.copy_out(position, staged)
             batch.statuses[position] = _OK
         elif verdict is Verdict.OTHER_SIZE:  # padded files of several page sizes are of one size
-            self.verdicts.remember(path, descriptor)
+            self.verdicts.remember(path, os.fstat(descriptor))
             batch.statuses[position] = Status.SIZE_MISMATCH
         else:
             found = self.verdicts.condemn(descriptor, path, key, trailer, batch.nbytes)

@@ -90,6 +90,9 @@ class FileStore:
         )
         self._move(batch.skipped(every) if known else every, batch, by_look)
         batch.settle(every)
+        self._verdicts.acquit(
+            path for path, status in zip(paths, batch.statuses, strict=True) if status is _OK
+        )
         if self._budget is not None:
             self._mark(key for key, status in zip(keys, batch.statuses, strict=True) if status is _OK)
         return batch.statuses
@@ -231,7 +234,8 @@ class FileStore:
         except OSError as error:
             return status_of(error)
         try:
-            return self._verdicts.by_trailer(descriptor, place, key, wanted)
+            nbytes = os.fstat(descriptor).st_size
+            return self._verdicts.by_trailer(descriptor, nbytes, place, key, wanted)
         except OSError as error:
             return status_of(error)
         finally:
