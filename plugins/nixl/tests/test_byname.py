@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from nixl_builders import (
@@ -17,6 +18,7 @@ from nixl_builders import (
 )
 
 from hicache_core import Status
+from hicache_nixl import byname
 from hicache_nixl.byname import Remembered
 from hicache_nixl.filemoves import Mover
 
@@ -177,6 +179,52 @@ def test_descriptors_over_gets_by_name(opened, tmp_path):
         assert storage.batch_get(keys, arena.pages([4, 5, 6, 7])) == [OK, OK, MISS, OK]
     away.rename(hidden)
     assert open_descriptors() == before
+
+
+@IO
+def test_a_nixl_that_does_not_know_names_reads_no_file_of_ours(opened, tmp_path, monkeypatch, looked_at, io):
+    """It would take the numbers for descriptors, an int each: here 0 is the very page, which would be OK."""
+    honest = byname.transfer
+
+    def nameless(agent, verb, batch, files, ranges):
+        files = [(*numbers, name.replace("ro:", "xx:")) for *numbers, name in files]
+        return honest(agent, verb, batch, files, ranges)
+
+    monkeypatch.setattr(byname, "transfer", nameless)
+    arena = an_arena(2)
+    storage = opened(arena.pool, io=io)
+    keys = keys_of(arena, "a")
+    stored(storage, arena, keys)
+    kept = os.dup(0)
+    try:
+        with open(file_of(tmp_path / "kv", storage, keys[0]), "rb") as page:
+            os.dup2(page.fileno(), 0)
+        assert storage.batch_get(keys, arena.pages([1])) == [OK]
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+    assert looked_at == keys
+    arena.check({1: page_bytes(keys[0], NBYTES)})
+
+
+def test_an_agent_that_refuses_files_that_are_there_is_not_used_again(opened, tmp_path, looked_at):
+    """Its numbers are taken: every later get by name on it would be refused."""
+    arena = an_arena(4)
+    storage = opened(arena.pool)
+    keys = keys_of(arena, "a", "b")
+    stored(storage, arena, keys)
+    agents, paths = storage._store._agents, storage._store._folders.paths(keys)
+    agent = agents.take(time.monotonic() + 5)
+    agent.register("FILE", [(0, NBYTES, byname._FIRST_NUMBER, f"ro:{paths[0]}")])
+    agents.give(agent)
+    for _ in range(3):
+        assert storage.batch_get(keys, arena.pages([2, 3])) == [OK, OK]
+    assert looked_at == keys
+    arena.check({2: page_bytes(keys[0], NBYTES), 3: page_bytes(keys[1], NBYTES)})
+    (fresh,) = agents._idle
+    os.unlink(paths[1])
+    assert storage.batch_get(keys, arena.pages([2, 3])) == [OK, MISS]
+    assert agents._idle == [fresh], "a file that is gone says nothing against the agent"
 
 
 def test_what_is_remembered_is_bounded_and_keeps_what_is_used():

@@ -11,6 +11,7 @@ found: it is read again with a look, which tells what is the matter with it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,9 +25,9 @@ _OK = Status.OK
 #: A path and a checksum take 350 bytes, so that all of them take 23 MiB at most.
 MOST: Final = 1 << 16
 
-#: NIXL wants a number of its own for each file of a registration. No descriptor is as large, so that a NIXL
-#: that does not know names reads no file of ours that happens to have the number.
-_FIRST_NUMBER: Final = 1 << 40
+#: NIXL wants a number of its own for each file of a registration. As an int, which is what NIXL makes of a
+#: descriptor, these are negative: a NIXL that does not know names gets EBADF and reads no file of ours.
+_FIRST_NUMBER: Final = (1 << 40) + (1 << 31)
 
 
 class Remembered:
@@ -106,6 +107,8 @@ class ByName:
             found = batch.checksums(positions)
         else:
             found = [b""] * len(positions)
+            # Refused though the files are there: the numbers are taken, and would be for every later get.
+            agent.spent = agent.spent or all(os.access(paths[position], os.R_OK) for position in positions)
         for position, checksum in zip(positions, found, strict=True):
             if checksum == wanted[position]:
                 batch.statuses[position] = _OK
