@@ -89,12 +89,16 @@ class Agents:
                 self._changed.wait(left)
             regions = self._regions
         agent = self._make()
-        _register(agent, regions)
-        with self._changed:
-            self._busy.add(agent)
-            current = self._regions
-        if current is not regions:
-            _register(agent, current)
+        try:
+            _register(agent, regions)
+            with self._changed:
+                self._busy.add(agent)
+                current = self._regions
+            if current is not regions:
+                _register(agent, current)
+        except BaseException:
+            self._discard(agent)
+            raise
         return agent
 
     def give(self, agent: Agent) -> None:
@@ -113,9 +117,17 @@ class Agents:
                 _register(agent, regions)
             except BackendUnavailable:  # a new agent will meet the same trouble and report it
                 agent.spent = True
+            except BaseException:
+                self._discard(agent)
+                raise
         if closes:
             agent.close()
         return None
+
+    def _discard(self, agent: Agent) -> None:
+        """Close an agent of which nobody knows what is registered with it."""
+        agent.spent = True
+        self.give(agent)
 
     def abandon(self, agent: Agent, transfers: Sequence[Transfer]) -> None:
         """Leave an agent to its transfers; it is closed when the last of them has ended."""

@@ -13,6 +13,7 @@ import fcntl
 import os
 import time
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -101,17 +102,19 @@ class Mover:
 
     def open(self, batch: Moving, positions: Sequence[int]) -> list[int]:
         """Open the files of pages and read their trailers; what is not there has its status set."""
-        open_file, read_at = os.open, os.pread
-        paths, statuses, direct = batch.paths, batch.statuses, self.direct
+        read_at, statuses, direct = os.pread, batch.statuses, self.direct
         at = self.file_nbytes(batch.nbytes) - TRAILER_NBYTES
         descriptors, trailers = batch.descriptors, batch.trailers
+        files = map(os.open, map(batch.paths.__getitem__, positions), repeat(_TO_READ))
         opened: list[int] = []
         if time.monotonic() > batch.deadline:
             return opened
         for position in positions:
             try:
-                descriptor = descriptors[position] = open_file(paths[position], _TO_READ)
+                for descriptors[position] in files:  # the next one: no interrupt between open() and the list
+                    break
                 opened.append(position)
+                descriptor = descriptors[position]
                 # One byte more than there should be: what comes back tells the size too.
                 trailer = trailers[position] = read_at(descriptor, TRAILER_NBYTES + 1, at)
                 if len(trailer) != TRAILER_NBYTES:
@@ -188,9 +191,13 @@ class Mover:
             batch.statuses[position] = found
 
     def close(self, batch: Moving, positions: Sequence[int]) -> None:
-        """Close the files of pages."""
+        """Close the files of pages; of those that have none open, nothing."""
+        close, descriptors = os.close, batch.descriptors
         for position in positions:
-            os.close(batch.descriptors[position])
+            descriptor = descriptors[position]
+            if descriptor >= 0:
+                descriptors[position] = -1
+                close(descriptor)
 
     # Set.
 
@@ -199,20 +206,20 @@ class Mover:
         made: list[int] = []
         if time.monotonic() > batch.deadline:
             return made
+        descriptors = batch.descriptors
         for position in positions:
             place = batch.paths[position]
             temporary = f"{place[: place.rindex('/')]}/.{batch.token}-{position}.tmp"
+            batch.temporaries[position] = temporary
             try:
                 try:
-                    descriptor = os.open(temporary, _TO_MAKE, 0o600)
+                    _make(temporary, descriptors, position)
                 except FileNotFoundError:
                     self._folders.make_fan(place)
-                    descriptor = os.open(temporary, _TO_MAKE, 0o600)
+                    _make(temporary, descriptors, position)
             except OSError as error:
                 batch.statuses[position] = _not_miss(error)
                 continue
-            batch.descriptors[position] = descriptor
-            batch.temporaries[position] = temporary
             made.append(position)
         return made
 
@@ -261,13 +268,18 @@ class Mover:
         return [pack(self._namespace.qualify(keys[position]), batch.nbytes, None) for position in positions]
 
     def publish(self, batch: Moving, positions: Sequence[int]) -> None:
-        """Give whole files their names, and remove the others."""
+        """Give whole files their names, and remove the others; of what was not made, nothing."""
+        descriptors, statuses = batch.descriptors, batch.statuses
         for position in positions:
-            if batch.moved[position]:
-                batch.statuses[position] = self._publish_one(batch, position)
-            os.close(batch.descriptors[position])
-            if batch.statuses[position] is not _OK:
+            descriptor = descriptors[position]
+            if descriptor < 0:
+                continue
+            if batch.moved[position] and statuses[position] is not _OK:
+                statuses[position] = self._publish_one(batch, position)
+            if statuses[position] is not _OK:
                 unlink(batch.temporaries[position])
+            descriptors[position] = -1
+            os.close(descriptor)
 
     def _publish_one(self, batch: Moving, position: int) -> Status:
         descriptor, path = batch.descriptors[position], batch.paths[position]
@@ -313,6 +325,11 @@ class Mover:
 
 def _cut(positions: Sequence[int], size: int) -> list[Sequence[int]]:
     return [positions[at : at + size] for at in range(0, len(positions), size)]
+
+
+def _make(path: str, descriptors: list[int], position: int) -> None:
+    for descriptors[position] in map(os.open, (path,), (_TO_MAKE,), (0o600,)):  # as in Mover.open
+        break
 
 
 def bypass_cache(descriptor: int) -> bool:

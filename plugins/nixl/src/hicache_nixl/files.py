@@ -122,10 +122,12 @@ class FileStore:
             mover.write,
             partial(mover.publish, batch),
         )
-        self._move(absent, batch, steps)
-        batch.settle(absent)
-        if self._budget is not None:
-            self._return([p for p in absent if statuses[p] is not _OK], batch)
+        try:
+            self._move(absent, batch, steps)
+        finally:
+            batch.settle(absent)
+            if self._budget is not None:
+                self._return([p for p in absent if statuses[p] is not _OK], batch)
         if len(first_of) != len(keys):
             for position, key in enumerate(keys):
                 statuses[position] = statuses[first_of[key]]
@@ -211,11 +213,16 @@ class FileStore:
                     borrowed.move(steps.move, pages)
 
         for start in range(0, len(positions), MAX_OPEN):
-            pages = steps.begin(positions[start : start + MAX_OPEN])
+            part = positions[start : start + MAX_OPEN]
             try:
+                pages = steps.begin(part)
                 self._lanes.share(steps.cut(pages), drain, len(pages) * batch.nbytes)
-            finally:
-                steps.end(pages)
+            finally:  # of all of them, since an interrupted begin says nothing of what it has begun
+                try:
+                    steps.end(part)
+                except BaseException:  # interrupted: the rest is to be ended as well
+                    steps.end(part)
+                    raise
 
     def _look(self, key: str, place: str, wanted: int | None) -> Status:
         """Judge a file by its size; by its trailer where the size tells nothing."""
@@ -283,7 +290,10 @@ def stored_nbytes(entry: Entry) -> int:
 
 
 class Steps(NamedTuple):
-    """What becomes of pages: begun and ended by the calling thread, moved chunk by chunk by either."""
+    """What becomes of pages: begun and ended by the calling thread, moved chunk by chunk by either.
+
+    ``end`` takes pages that were not begun or have ended, and does nothing for them.
+    """
 
     begin: Callable[[Sequence[int]], list[int]]
     cut: Callable[[Sequence[int]], list[Sequence[int]]]
@@ -306,7 +316,9 @@ class _Borrowed:
     def __enter__(self) -> _Borrowed:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._agent is not None:
+            self._agent.spent = True  # an interrupt, say, has lost a registration that nobody can undo now
         self._give()
 
     def move(self, verb: Move, positions: Sequence[int]) -> None:

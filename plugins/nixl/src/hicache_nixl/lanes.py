@@ -26,10 +26,12 @@ WORTH_NBYTES = 512 << 10
 class _Job:
     """Work for the helper, and what became of it."""
 
-    __slots__ = ("ended", "error", "work")
+    __slots__ = ("ended", "error", "handed", "work")
 
     def __init__(self, work: Callable[[], None]) -> None:
         self.work = work
+        #: True once the helper has it, or will have: it is to be waited for.
+        self.handed = False
         self.ended = False
         self.error: BaseException | None = None
 
@@ -42,22 +44,25 @@ class Lanes:
         self._work: SimpleQueue[_Job | None] = SimpleQueue()
         #: Wakes the caller; whether its job has ended the job says.
         self._done: SimpleQueue[None] = SimpleQueue()
+        #: Held to start the helper, to give it work and to end it: nothing comes after its end.
+        self._helper = threading.Lock()
         self._alone = count < 2
-        self._started = False
+        self._thread: threading.Thread | None = None
 
     def share(self, chunks: Iterable[T], drain: Callable[[Iterator[T]], None], nbytes: int) -> None:
         """Call ``drain`` with one shared iterator, here and on the helper where it is free and worth it."""
         shared = iter(list(chunks))  # a list's iterator may be drawn from by two threads, a generator's not
-        if not self._claimed(nbytes):
+        if self._alone or nbytes < WORTH_NBYTES or not self._claim.acquire(blocking=False):
             drain(shared)
             return
         job = _Job(lambda: drain(shared))
         try:
             try:
-                self._work.put(job)
+                self._hand_over(job)
                 drain(shared)
             finally:
-                self._outlast(job)
+                if job.handed:
+                    self._outlast(job)
             if job.error is not None:
                 raise job.error
         finally:
@@ -77,19 +82,22 @@ class Lanes:
             raise interrupt
 
     def close(self) -> None:
-        """Let the helper end; no batch may be running."""
-        self._alone = True
-        if self._started:
-            self._work.put(None)
-            self._started = False
+        """Let the helper end, after what it has; batches that still run, or begin, do without."""
+        with self._helper:
+            self._alone = True
+            if self._thread is not None:
+                self._work.put(None)
+                self._thread = None
 
-    def _claimed(self, nbytes: int) -> bool:
-        if self._alone or nbytes < WORTH_NBYTES or not self._claim.acquire(blocking=False):
-            return False
-        if not self._started:
-            threading.Thread(target=self._help, name="hicache-nixl-lane", daemon=True).start()
-            self._started = True
-        return True
+    def _hand_over(self, job: _Job) -> None:
+        with self._helper:
+            if self._alone:  # closed meanwhile
+                return
+            if self._thread is None or not self._thread.is_alive():  # an interrupt may come before its start
+                self._thread = threading.Thread(target=self._help, name="hicache-nixl-lane", daemon=True)
+                self._thread.start()
+            job.handed = True
+            self._work.put(job)
 
     def _help(self) -> None:
         while (job := self._work.get()) is not None:
