@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -35,7 +36,7 @@ def client_of(url: str, namespace: str = "0" * 32, **more) -> MetadataClient:
 
 def test_every_verb_answers_over_http_as_it_does_in_process(url: str):
     with closing(client_of(url, "1" * 32)) as metadata:
-        assert metadata.initialize("verbs", LABEL, deadline=soon()) == (60.0, 15.0)
+        assert metadata.initialize("verbs", LABEL, deadline=soon())[:2] == (60.0, 15.0)
         keys, hold = keys_of(4), new_ticket()
         pages = store(metadata, "verbs", keys)
         assert metadata.exists([*keys, "x"], deadline=soon()) == [True] * 4 + [False]
@@ -106,6 +107,15 @@ def test_health_and_metrics(url: str):
     assert any('requests_total{verb="usage",status="200"}' in line for line in lines)
 
 
+def _initialize(rank: str, page_nbytes: int, num_pages: int) -> bytes:
+    return json.dumps({"rank": rank, "label": ["0" * 32, page_nbytes, num_pages]}).encode()
+
+
+def _confirm(**columns) -> bytes:
+    asked = {"keys": "0" * 32, "pages": [0], "nbytes": [NBYTES], "checksums": "0" * 16, "release": []}
+    return json.dumps({"rank": "no", "lease": 1} | asked | columns).encode()
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -118,6 +128,18 @@ def test_health_and_metrics(url: str):
         ("/v1/x/exists", b"[]", 400),
         ("/v1/x/reserve", b'{"keys": "00112233445566778899aabbccddeeff", "lease": 1, "rank": "no"}', 404),
         ("/v1/x/initialize", b'{"rank": "a", "label": [1]}', 400),
+        ("/v1/x/initialize", _initialize("a", 4096, -5), 400),
+        ("/v1/x/initialize", _initialize("a", 4096, 2**42), 400),
+        ("/v1/x/initialize", _initialize("a", 2**40, 2**30), 400),
+        ("/v1/x/initialize", _initialize("../a", 4096, 8), 400),
+        ("/v1/x/reserve", b'{"keys": "", "lease": %d, "rank": "no"}' % 2**70, 400),
+        ("/v1/x/reserve", b'{"keys": "", "lease": null, "rank": "no"}', 400),
+        ("/v1/x/get", b'{"keys": "", "hold": [1], "rank": "no"}', 400),
+        ("/v1/x/touch", b'{"keys": "", "ended": ["x"]}', 400),
+        ("/v1/x/confirm", _confirm(pages=[0.0]), 400),
+        ("/v1/x/confirm", _confirm(nbytes=[2**70]), 400),
+        ("/v1/x/confirm", _confirm(nbytes=[-7]), 400),
+        ("/v1/x/exists", b"[" * 200_000, 400),
     ],
     ids=[
         "unknown verb",
@@ -129,12 +151,26 @@ def test_health_and_metrics(url: str):
         "a list",
         "unknown file",
         "half a label",
+        "less than no pages",
+        "more pages than are kept",
+        "more bytes than a file has",
+        "a path for a name",
+        "a lease too large",
+        "no lease",
+        "a hold of another type",
+        "an ended read of another type",
+        "a page that is no whole number",
+        "a size too large",
+        "a size below 0",
+        "lists without end",
     ],
 )
 def test_a_malformed_request_is_refused_and_the_server_goes_on(url: str, path, body, status):
     found, answer = asked(f"{url}{path}", body)
     assert (found, "what" in json.loads(answer)) == (status, True)
-    assert asked(f"{url}/health")[0] == 200
+    assert [asked(f"{url}/{path}")[0] for path in ("health", "metrics")] == [200, 200]
+    with closing(client_of(url)) as metadata:
+        metadata.initialize("a", PageFileLabel("0" * 32, NBYTES, 8), deadline=soon())
 
 
 def test_a_request_that_is_too_long_is_refused(url: str):
@@ -170,6 +206,10 @@ def test_a_token_is_asked_for_everywhere_but_at_health(tmp_path):
             friend.check(deadline=soon())
         statuses = [asked(f"{url}/{path}")[0] for path in ("health", "metrics")]
         assert statuses == [200, 401]
+        # Who has no token is told so before the server has taken in what he sends.
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+            stranger.sendall(b"POST /v1/x/exists HTTP/1.1\r\nhost: x\r\ncontent-length: 33000000\r\n\r\n{")
+            assert stranger.recv(4096).startswith(b"HTTP/1.1 401")
     finally:
         process.terminate()
         assert process.wait(10) is not None
@@ -181,8 +221,18 @@ def test_a_token_is_asked_for_everywhere_but_at_health(tmp_path):
         (["--host", "0.0.0.0"], "without a token would let anybody in"),
         (["--token-file", "/nonexistent/token"], "cannot be read"),
         (["--rows-in-memory", "-1"], "-1; give 0 or more"),
+        (["--hold", "nan"], "--hold nan is no time"),
+        (["--lease", "-1"], "--lease -1.0 is no time"),
+        (["--port", "70000"], "--port 70000 is none"),
     ],
-    ids=["any interface without a token", "no such token", "less than no rows"],
+    ids=[
+        "any interface without a token",
+        "no such token",
+        "less than no rows",
+        "no hold",
+        "no lease",
+        "no port",
+    ],
 )
 def test_the_server_refuses_what_is_not_safe_or_not_possible(tmp_path, arguments, said):
     command = [
@@ -199,9 +249,14 @@ def test_the_server_refuses_what_is_not_safe_or_not_possible(tmp_path, arguments
     assert "Traceback" not in done.stderr
 
 
-def test_two_servers_never_share_a_database(server: Hf3fsHarness):
+@pytest.mark.parametrize("way", ["by name", "through a link"])
+def test_two_servers_never_share_a_database(server: Hf3fsHarness, tmp_path, way):
+    database = server._database()
+    if way == "through a link":
+        database = tmp_path / "link.sqlite"
+        database.symlink_to(server._database())
     command = [sys.executable, "-m", "hicache_hf3fs.metadata_server", "--port", "0"]
-    command += ["--database", str(server._database())]
+    command += ["--database", str(database)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
     assert "is in use by another process" in done.stderr
@@ -243,31 +298,92 @@ class _Stranger(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        body = b"<html>hello</html>"
-        self.send_response(self.server.status)
-        self.send_header("content-length", str(len(body)))
+        server = self.server
+        self.send_response(server.status)
+        for name, value in server.headers.items():
+            self.send_header(name, value)
+        self.send_header("content-length", str(len(server.body)))
         self.end_headers()
-        self.wfile.write(body)
+        for at in range(len(server.body)):
+            self.wfile.write(server.body[at : at + 1])
+            if server.ended.wait(server.pause_s):
+                return
 
     def log_message(self, *args) -> None:
         pass
 
 
-@pytest.mark.parametrize("status", [200, 404, 500, 502])
-def test_another_server_at_the_address_is_named_as_such(status):
+@contextmanager
+def a_stranger(body: bytes, status: int = 200, pause_s: float = 0.0, **headers: str):
+    """Start one that answers the same to everything, a byte at a time; give its address."""
     stranger = ThreadingHTTPServer(("127.0.0.1", 0), _Stranger)
-    stranger.status = status
+    stranger.status, stranger.body, stranger.pause_s, stranger.headers = status, body, pause_s, headers
+    stranger.ended = threading.Event()
     thread = threading.Thread(target=stranger.serve_forever, daemon=True)
     thread.start()
     try:
-        url = f"http://127.0.0.1:{stranger.server_address[1]}"
-        with closing(client_of(url)) as metadata, pytest.raises(BackendUnavailable) as caught:
-            metadata.check(deadline=soon())
-        assert "that is not a hicache-hf3fs-metadata server" in str(caught.value)
+        yield f"http://127.0.0.1:{stranger.server_address[1]}"
     finally:
+        stranger.ended.set()
         stranger.shutdown()
         stranger.server_close()
         thread.join(5)
+
+
+@pytest.mark.parametrize("status", [200, 404, 500, 502])
+def test_another_server_at_the_address_is_named_as_such(status):
+    with (
+        a_stranger(b"<html>hello</html>", status) as url,
+        closing(client_of(url)) as metadata,
+        pytest.raises(BackendUnavailable) as caught,
+    ):
+        metadata.check(deadline=soon())
+    assert "that is not a hicache-hf3fs-metadata server" in str(caught.value)
+
+
+@pytest.mark.clause("C1", "C10")
+@pytest.mark.parametrize(
+    "body",
+    [b"7", b"{}", b"null", b'"1"', b'"1111"', b'"2222"', b'{"existed": "1111", "pages": [1]}'],
+    ids=str,
+)
+def test_an_answer_of_another_kind_is_unavailable_and_never_a_result(body):
+    """A text of one yes gave one status for four keys."""
+    label = PageFileLabel("0" * 32, NBYTES, 8)
+    with a_stranger(body) as url, closing(client_of(url)) as metadata:
+        asks = [
+            lambda: metadata.initialize("kv", label, deadline=soon()),
+            lambda: metadata.get_page_indices("kv", keys_of(4), hold=1, deadline=soon()),
+            lambda: metadata.reserve_and_allocate_page_indices(
+                "kv", [(key, "") for key in keys_of(4)], lease=1, deadline=soon()
+            ),
+            lambda: metadata.usage(deadline=soon()),
+        ]
+        if body != b'"1111"':
+            asks.append(lambda: metadata.exists(keys_of(4), deadline=soon()))
+        for ask in asks:
+            with pytest.raises(BackendUnavailable) as caught:
+                ask()
+            assert "with something else" in str(caught.value)
+
+
+def test_an_answer_that_cannot_be_decoded_is_unavailable():
+    with (
+        a_stranger(b"[0, 0, 0, 0]", **{"content-encoding": "gzip"}) as url,
+        closing(client_of(url, retries=0)) as metadata,
+        pytest.raises(BackendUnavailable),
+    ):
+        metadata.usage(deadline=soon())
+
+
+@pytest.mark.clause("C10", "C11")
+def test_an_answer_in_single_bytes_costs_the_deadline_and_no_more():
+    """Each byte started the time-out for a read anew."""
+    with a_stranger(b"[0, 0, 0, 0]" + b" " * 1000, pause_s=0.05) as url, closing(client_of(url)) as metadata:
+        started = time.monotonic()
+        with pytest.raises(BackendTimeout):
+            metadata.usage(deadline=soon(0.4))
+        assert 0.3 < time.monotonic() - started < 2.0
 
 
 @pytest.mark.clause("C10")

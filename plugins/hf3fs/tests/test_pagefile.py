@@ -11,6 +11,8 @@ import pytest
 from hf3fs_builders import NBYTES
 
 from hicache_core.errors import BackendIncompatible, BackendUnavailable, InvalidOptions
+from hicache_hf3fs import pagefile
+from hicache_hf3fs.metadata import PageFileLabel
 from hicache_hf3fs.pagefile import FORMAT_VERSION, LABEL_NBYTES, open_page_file
 
 
@@ -130,3 +132,37 @@ def test_processes_that_make_a_file_at_once_end_with_the_same_one(tmp_path):
     assert len(said) == 1
     assert len(said.pop()) == 32
     assert os.listdir(tmp_path) == ["kv.pages"]
+
+
+def test_what_a_killed_maker_left_is_removed_when_it_is_old(tmp_path):
+    old, young = tmp_path / "kv.pages.0123abcd.new", tmp_path / "kv.pages.4567cdef.new"
+    for path in (old, young):
+        path.write_bytes(b"half a file")
+    os.utime(old, (1.0, 1.0))
+    open_page_file(str(tmp_path), "kv", NBYTES, 4 * NBYTES).close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kv.pages", young.name]
+
+
+@pytest.mark.parametrize(
+    ("version", "front", "remedy"),
+    [(1, True, "Name another root"), (3, False, "Run: pip install -U hicache-hf3fs")],
+    ids=["the label before the pages", "a later one"],
+)
+def test_a_file_of_another_format_is_named_as_that(tmp_path, monkeypatch, version, front, remedy):
+    label = PageFileLabel("a" * 32, NBYTES, 4)
+    monkeypatch.setattr(pagefile, "FORMAT_VERSION", version)
+    packed = pagefile._packed(label).ljust(pagefile.LABEL_NBYTES, b"\0")
+    monkeypatch.undo()
+    pages = bytes(4 * NBYTES)
+    (tmp_path / "kv.pages").write_bytes(packed + pages if front else pages + packed)
+    with pytest.raises(BackendIncompatible) as caught:
+        open_page_file(str(tmp_path), "kv", NBYTES, 4 * NBYTES)
+    assert f"version {version}, this program reads 2" in str(caught.value)
+    assert caught.value.remedy.startswith(remedy)
+
+
+def test_a_label_without_its_pages_is_refused(tmp_path):
+    packed = pagefile._packed(PageFileLabel("a" * 32, NBYTES, 4))
+    (tmp_path / "kv.pages").write_bytes(packed.ljust(pagefile.LABEL_NBYTES, b"\0"))
+    with pytest.raises(BackendIncompatible):
+        open_page_file(str(tmp_path), "kv", NBYTES, 4 * NBYTES)

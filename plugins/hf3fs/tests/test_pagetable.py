@@ -7,7 +7,7 @@ import tempfile
 from contextlib import closing
 
 import pytest
-from hf3fs_builders import NBYTES, keys_of
+from hf3fs_builders import NBYTES, keys_of, soon
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -20,6 +20,7 @@ from hicache_hf3fs._pagetable import PageTable
 from hicache_hf3fs._recent import Recent
 from hicache_hf3fs._schema import connect, inconsistencies
 from hicache_hf3fs.metadata import NO_PAGE, MetadataUsage, PageFileLabel, PageRef, Terms, digests_of
+from hicache_hf3fs.metadata_local import LocalMetadata
 
 PAGES = 12
 LABEL = PageFileLabel("a" * 32, NBYTES, PAGES)
@@ -421,7 +422,10 @@ def test_leases_run_out_only_while_pages_are_open():
     leases.settle(1, 10, 1)
     leases.settle(1, 11, 2)
     assert (leases.expired(59.0), leases.pages) == ([], 1)
-    assert (leases.expired(70.0), leases.pages) == ([(1, 10)], 0)
+    over = leases.expired(70.0)
+    assert (over, leases.pages) == ([(1, 10, 1)], 0)
+    leases.restore(over)
+    assert (leases.pages, leases.expired(70.0), leases.expired(70.0)) == (1, over, [])
 
 
 def test_a_table_that_starts_reads_rows_ahead_as_many_as_it_keeps(tmp_path, monkeypatch):
@@ -482,3 +486,120 @@ def test_a_transaction_that_fails_leaves_rows_as_the_database_has_them(tmp_path,
     assert [ref and ref.page for ref in refs(table, [*keys, *new])] == [*before, None]
     assert table.exists("n", digests_of([*keys, *new])) == [True] * len(keys) + [False]
     table.close()
+
+
+class Failing:
+    """A connection on which statements with a certain beginning fail."""
+
+    def __init__(self, base, start: str) -> None:
+        self.base, self.start = base, start
+
+    def execute(self, statement, *values):
+        if statement.startswith(self.start):
+            raise sqlite3.OperationalError("database or disk is full")
+        return self.base.execute(statement, *values)
+
+    def __getattr__(self, name):
+        return getattr(self.base, name)
+
+
+def test_a_reserve_that_fails_leaves_the_leases_that_it_found_ended_as_they_were(tmp_path, monkeypatch):
+    """The old lease lost its count of pages, and after a late confirmation its other pages had no end."""
+    table = a_table(tmp_path / "m.sqlite")
+    digests = digests_of(keys_of(3))
+    taken = table.reserve("kv", "n", digests, 1, 0.0)
+    with monkeypatch.context() as broken:
+        broken.setattr(table._rooms, "_base", Failing(table._base, "UPDATE rank"))
+        with pytest.raises(sqlite3.OperationalError):
+            table.reserve("kv", "n", digests_of(["another"]), 2, 61.0)
+    assert (table.counts()["pages_reserved"], table._file("kv").fresh) == (3, 3)
+    assert table.confirm("kv", "n", [(digests[0], taken[0].page, NBYTES, None)], [], 1) == [True]
+    late = table.reserve("kv", "n", digests_of(keys_of(11, "late")), 3, 200.0)
+    assert NO_PAGE not in [reservation.page for reservation in late]
+    assert inconsistencies(table._base) == []
+    table.close()
+
+
+def test_a_request_that_comes_again_while_its_pages_are_written_leaves_them_to_the_writer(tmp_path):
+    """A repeated request's first copy may arrive when the second one's answer is at work."""
+    table = a_table(tmp_path / "m.sqlite", label=FEW)
+    digests = digests_of(keys_of(3))
+    first = table.reserve("kv", "n", digests, 1, 0.0)
+    stored(table, ["page-other"], lease=9)
+    assert table.reserve("kv", "n", digests, 1, 1.0) == first
+    others = {r.page for r in table.reserve("kv", "n", digests_of(keys_of(4, "b")), 2, 1.0)}
+    assert others == {3, 4, NO_PAGE}
+    rows = rows_of([(key, r.page) for key, r in zip(keys_of(3), first, strict=True)])
+    assert table.confirm("kv", "n", rows, [], 1) == [True] * 3
+    assert inconsistencies(table._base) == []
+    table.close()
+
+
+def test_one_writer_takes_in_a_bounded_part_of_a_cleared_namespace(tmp_path):
+    """All of it lies in another file, and whoever asks meanwhile waits."""
+    many = 6 * 1024
+    table = a_table(tmp_path / "m.sqlite")
+    table.initialize("other", PageFileLabel("c" * 32, NBYTES, many))
+    stored(table, keys_of(many, "dead"), rank="other", namespace="dead")
+    table.clear("dead")
+    stored(table, keys_of(PAGES), lease=2)
+    assert NO_PAGE not in stored(table, keys_of(1, "new"), lease=3)
+    left = table._base.execute("SELECT COUNT(*) FROM page WHERE rank=2").fetchone()[0]
+    assert left == many - 4 * 1024
+    assert NO_PAGE not in stored(table, keys_of(1, "newer"), lease=4)
+    assert table._base.execute("SELECT COUNT(*) FROM page WHERE rank=2").fetchone()[0] == 0
+    assert inconsistencies(table._base) == []
+    table.close()
+
+
+def test_a_server_keeps_the_longest_hold_that_it_ever_promised(tmp_path):
+    """A client that reads on counts on what the server said before it was started with less."""
+    path = str(tmp_path / "m.sqlite")
+    held = []
+    for hold_s in (15.0, 1.0):
+        table = PageTable(path, Terms(60.0, hold_s), now=0.0, after_crash=True)
+        held.append(table.terms.hold_s)
+        table.close()
+    assert held == [15.0, 15.0]
+
+
+def test_a_database_keeps_its_id_and_another_has_another(tmp_path):
+    seen = []
+    for name in ("a", "a", "b"):
+        table = PageTable(str(tmp_path / name), TERMS, now=0.0, after_crash=False)
+        seen.append(table.terms.database)
+        table.close()
+    assert (seen[0] == seen[1], seen[0] == seen[2], len(seen[0])) == (True, False, 32)
+
+
+def test_keys_of_namespaces_that_hold_nothing_leave_nothing(tmp_path):
+    table = a_table(tmp_path / "m.sqlite")
+    assert table.delete("unknown", digests_of(keys_of(2))) == [False, False]
+    table.report_bad("unknown", [(digests_of(["a"])[0], PageRef("kv", 0, NBYTES, None), Status.CORRUPT)])
+    assert table._base.execute("SELECT COUNT(*) FROM space").fetchone()[0] == 0
+    table.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE reservation SET pages=X'010203'",
+        "UPDATE reservation SET pages='text'",
+        "UPDATE rank SET num_pages=-1",
+    ],
+    ids=["a cut value", "a text", "a count below 0"],
+)
+def test_damage_in_the_database_is_unavailable_with_a_remedy(tmp_path, damage):
+    path = str(tmp_path / "m.sqlite")
+    table = a_table(path)
+    table.reserve("kv", "n", digests_of(keys_of(2)), 1, 0.0)
+    table._base.execute(damage)
+    table.close()
+
+    def use() -> None:
+        with closing(LocalMetadata(path, "0" * 32, TERMS)) as metadata:
+            metadata.initialize("kv", LABEL, deadline=soon())
+
+    with pytest.raises(BackendUnavailable) as caught:
+        use()
+    assert "It is damaged: restore it" in str(caught.value)

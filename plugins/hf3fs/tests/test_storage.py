@@ -7,6 +7,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+import time
 from contextlib import closing
 
 import pytest
@@ -16,7 +18,8 @@ from hicache_conformance.builders import Arena
 from hicache_conformance.calls import Call
 from hicache_core import Pages, Status
 from hicache_core.errors import BackendUnavailable
-from hicache_hf3fs import posix_client
+from hicache_hf3fs import metadata_local, posix_client
+from hicache_hf3fs._crew import Crew
 from hicache_hf3fs._schema import inconsistencies
 from hicache_hf3fs.page_io import PageIO
 
@@ -203,8 +206,6 @@ def test_loose_buffers_are_served_without_a_pool(opener: Opener):
 
 @pytest.mark.clause("C12")
 def test_the_last_verb_gives_everything_back_when_close_could_not_wait(opener: Opener, monkeypatch):
-    import threading
-
     entered, gate = threading.Event(), threading.Event()
     preadv = os.preadv
 
@@ -294,3 +295,114 @@ def test_a_batch_that_is_late_stops_between_calls(opener: Opener):
     pages = page_ios(file.offset(0), file.offset(1))
     storage._mover.read(file, pages, checksum=True, deadline=0.0)
     assert [page.status for page in pages] == [Status.TIMEOUT] * 2
+
+
+class Boom(Exception):
+    pass
+
+
+@pytest.mark.clause("C11")
+@pytest.mark.parametrize("where", ["the caller", "a helper"])
+def test_what_a_job_raises_is_raised_when_no_other_runs_any_more(where):
+    """A helper that raised was waited for without end; a caller that raised left helpers at work."""
+    crew, both, running = Crew(1), threading.Barrier(2), []
+    caller = threading.current_thread()
+
+    def job() -> None:
+        both.wait(10)
+        if (threading.current_thread() is caller) == (where == "the caller"):
+            raise Boom
+        running.append(1)
+        threading.Event().wait(0.05)
+        running.pop()
+
+    with pytest.raises(Boom):
+        crew.run([job, job])
+    assert running == []
+    done: list[int] = []
+    crew.run([lambda: done.append(1), lambda: done.append(2)])
+    assert sorted(done) == [1, 2]
+    crew.close()
+
+
+@pytest.mark.clause("C10")
+def test_without_threads_a_batch_is_moved_by_its_caller(opener: Opener, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+    arena = an_arena(4, 1 << 20)
+    storage = opener(arena, file_size=8 << 20, numjobs=4)
+
+    def none(_) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", none)
+    keys = arena.component.keys(["a", "b"])
+    assert storage.batch_set(keys, arena.pages([0, 1])) == [OK] * 2
+    assert storage.batch_get(keys, arena.pages([2, 3])) == [OK] * 2
+    arena.check({2: b"\1" * (1 << 20), 3: b"\2" * (1 << 20)})
+
+
+@pytest.mark.clause("C12")
+@pytest.mark.parametrize("verb", ["clear", "contains"])
+def test_a_verb_that_close_left_behind_gives_everything_back_however_it_ends(
+    opener: Opener, monkeypatch, verb
+):
+    storage = opener(an_arena(2), timeout_s=0.3)
+    entered, gate = threading.Event(), threading.Event()
+
+    def stuck(*_, **__):
+        entered.set()
+        gate.wait(20)
+        if verb == "clear":
+            raise BackendUnavailable("the disk", value="failed")
+        return [False]
+
+    monkeypatch.setattr(storage._metadata, "clear" if verb == "clear" else "exists", stuck)
+    call = Call(storage.clear if verb == "clear" else lambda: storage.batch_contains(keys_of(1)))
+    assert entered.wait(10)
+    storage.close()
+    gate.set()
+    if verb == "clear":
+        with pytest.raises(BackendUnavailable):
+            call.result()
+    else:
+        assert call.result() == [MISS]
+    assert (storage._files, storage._metadata) == ({}, None)
+    opener(an_arena(1)).close()
+
+
+@pytest.mark.clause("C13")
+def test_a_child_that_was_forked_while_another_root_was_opened_can_open_one(opener: Opener, monkeypatch):
+    """The lock around opening was held by nobody there, and the root's lock by the child."""
+    entered, gate = threading.Event(), threading.Event()
+    table = metadata_local.PageTable
+
+    def stuck(*arguments, **options):
+        entered.set()
+        gate.wait(20)
+        return table(*arguments, **options)
+
+    monkeypatch.setattr(metadata_local, "PageTable", stuck)
+    call = Call(lambda: opener(an_arena(1)))
+    assert entered.wait(10)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.alarm(20)
+            metadata_local.PageTable = table
+            opener(an_arena(1), root=str(opener.root.parent / "child"))
+            signal.pause()
+            status = 0
+        finally:
+            os._exit(status)
+    try:
+        gate.set()
+        call.result().close()
+        opener(an_arena(1)).close()  # the child holds no lock of it
+        root, deadline = opener.root.parent / "child", time.monotonic() + 10
+        while not any(root.glob("*.pages")):
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.01)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from math import inf
 
 _IDLE, _USED, _TAKEN, _TAKEN_AHEAD = 0, 1, 2, 3
 #: What the hand leaves behind it: used becomes idle, taken stays.
@@ -130,14 +131,21 @@ class Leases:
         else:
             self._open.pop((rank, lease), None)
 
-    def expired(self, now: float) -> list[tuple[int, int]]:
-        """Give and forget the (rank, lease) pairs that have run out with pages unsettled."""
-        over: list[tuple[int, int]] = []
+    def expired(self, now: float) -> list[tuple[int, int, int]]:
+        """Give and forget the leases that have run out: (rank, lease, pages unsettled)."""
+        over: list[tuple[int, int, int]] = []
         while self._ends and self._ends[0][0] <= now:
             _, rank, lease = self._ends.popleft()
-            if self._open.pop((rank, lease), None) is not None:
-                over.append((rank, lease))
+            pages = self._open.pop((rank, lease), None)
+            if pages is not None:
+                over.append((rank, lease, pages))
         return over
+
+    def restore(self, over: Iterable[tuple[int, int, int]]) -> None:
+        """Take back what ``expired`` gave, to be given again by the next call."""
+        for rank, lease, pages in over:
+            self._open[rank, lease] = pages
+            self._ends.appendleft((-inf, rank, lease))
 
     @property
     def pages(self) -> int:

@@ -23,12 +23,19 @@ class Crew:
         self._closed = False
 
     def run(self, jobs: Iterable[Callable[[], None]]) -> None:
-        """Have every job done once, by this thread and the helpers; jobs raise nothing."""
+        """Have every job done once, by this thread and the helpers.
+
+        What a job raises is raised here, when no helper works on any other; jobs not begun by then never are.
+        """
         effort = _Effort(jobs)
-        for _ in range(self._ready(len(effort.jobs) - 1)):
-            self._efforts.put(effort)
-        effort.work()
-        effort.finish()
+        try:
+            for _ in range(self._ready(len(effort.jobs) - 1)):
+                self._efforts.put(effort)
+            effort.work()
+        finally:
+            effort.finish()
+        if effort.error is not None:
+            raise effort.error
 
     def close(self) -> None:
         """Let the helpers end; one that hangs in a system call is left behind, a daemon."""
@@ -49,7 +56,10 @@ class Crew:
                 return 0
             while len(self._helpers) < min(wanted, self._most):
                 helper = threading.Thread(target=self._help, name="hicache-hf3fs-io", daemon=True)
-                helper.start()
+                try:
+                    helper.start()
+                except RuntimeError:  # the system has no thread to give: the caller works alone
+                    break
                 self._helpers.append(helper)
             return min(wanted, len(self._helpers))
 
@@ -64,28 +74,36 @@ class _Effort:
 
     def __init__(self, jobs: Iterable[Callable[[], None]]) -> None:
         self.jobs = deque(jobs)
+        self.error: BaseException | None = None
         self._idle = threading.Condition(threading.Lock())
         self._helping = 0
         self._over = False
 
     def work(self) -> None:
-        try:
-            while True:
-                self.jobs.popleft()()
-        except IndexError:
-            return
+        while True:
+            try:
+                job = self.jobs.popleft()
+            except IndexError:
+                return
+            job()
 
     def help(self) -> None:
         with self._idle:
             if self._over:
                 return
             self._helping += 1
-        self.work()
-        with self._idle:
-            self._helping -= 1
-            self._idle.notify_all()
+        try:
+            self.work()
+        except BaseException as error:  # noqa: BLE001 - the caller's to raise
+            self.error = error
+            self.jobs.clear()
+        finally:
+            with self._idle:
+                self._helping -= 1
+                self._idle.notify_all()
 
     def finish(self) -> None:
+        self.jobs.clear()  # there are some where one has raised
         with self._idle:
             self._over = True
             while self._helping:

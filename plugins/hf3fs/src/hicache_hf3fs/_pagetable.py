@@ -27,7 +27,7 @@ from hicache_hf3fs._recent import (
 from hicache_hf3fs._reservations import Reservations
 from hicache_hf3fs._rooms import PageFileState, Rooms
 from hicache_hf3fs._rows import read_ahead, read_rows
-from hicache_hf3fs._schema import connect, transaction
+from hicache_hf3fs._schema import connect, terms_of, transaction
 from hicache_hf3fs.metadata import (
     NO_PAGE,
     MetadataUsage,
@@ -60,20 +60,21 @@ class PageTable:
     def __init__(
         self, path: str, terms: Terms, *, now: float, after_crash: bool, rows: int = MOST_ROWS
     ) -> None:
-        self.terms = terms
         self._base = connect(path)
+        self.terms = terms_of(self._base, terms, keep=after_crash)
         self._files: dict[str, PageFileState] = {}
         self._files_by_id: dict[int, PageFileState] = {}
         self._spaces: dict[str, int] = {}
         self._expired = self._refused = 0
-        self._holds = Holds(terms.hold_s)
-        self._leases = Leases(terms.lease_s)
+        self._holds = Holds(self.terms.hold_s)
+        self._leases = Leases(self.terms.lease_s)
         self._reservations = Reservations(self._base)
         for rank, lease, pages in self._reservations.all():
             self._leases.begin(rank, lease, len(pages), now)
         quiet = after_crash and self._rows("rank") > 0
         self._recent = Recent(rows)
-        self._rooms = Rooms(self._base, self._holds, self._recent, now + terms.hold_s if quiet else now)
+        quiet_until = now + self.terms.hold_s if quiet else now
+        self._rooms = Rooms(self._base, self._holds, self._recent, quiet_until)
 
     def close(self) -> None:
         """Close the database; idempotent."""
@@ -83,9 +84,12 @@ class PageTable:
         """Have as many rows in memory as are kept there, before anybody asks: 2 us each."""
         read_ahead(self._base, self._recent)
 
-    def initialize(self, rank: str, label: PageFileLabel) -> Terms:
+    def initialize(self, rank: str, label: PageFileLabel, owner: str = "") -> Terms:
         """Make a page file known; raises PageFileConflict."""
-        if self._find(rank) is None:
+        file = self._find(rank)
+        if file is not None and file.fresh and owner not in ("", self.terms.database):
+            raise PageFileConflict(rank, file.label, label, owner)
+        if file is None:
             with transaction(self._base):
                 self._base.execute(
                     "INSERT INTO rank (name, file_id, page_nbytes, num_pages) VALUES (?, ?, ?, ?)",
@@ -103,28 +107,33 @@ class PageTable:
     ) -> list[Reservation]:
         """Take pages for the keys that are not stored."""
         file = self._file(rank)
+        fresh = file.fresh
         self._holds.expire(now)
         over = self._leases.expired(now)
         try:
             with transaction(self._base):
-                for ended in over:
-                    self._expired += self._release(*ended)
-                self._release(file.id, lease)  # of this request, sent before
+                for of, ended, _ in over:
+                    self._expired += self._release(of, ended)
                 good = self._serving(namespace, digests, file)
                 # What this very call reports as stored must not make room for the rest of it.
                 self._holds.begin(lease, places(good.values()), now)
                 wanted = sum(digest not in good for digest in digests)
-                pages = self._rooms.allocate(file, wanted, now)
+                # Of this request, sent before: its writer may be writing into them, so they stay its own.
+                pages = self._reservations.of(file.id, lease)
+                pages += self._rooms.allocate(file, max(0, wanted - len(pages)), now)
                 self._reservations.keep(file.id, lease, pages)
         except BaseException:
-            self._undo(file, over, now)
+            # What memory knew of a transaction that did not happen.
+            file.clock.forget()
+            file.fresh = fresh
+            self._leases.restore(over)
             raise
         finally:
             self._holds.end(lease)
         self._use(good.values())
         if pages:
             self._leases.begin(file.id, lease, len(pages), now)
-        self._refused += wanted - len(pages)
+        self._refused += max(0, wanted - len(pages))
         new = iter(pages)
         return [
             Reservation(True, good[digest][PAGE])
@@ -237,7 +246,8 @@ class PageTable:
         """Forget keys; True at the first place where a stored one stands."""
         with transaction(self._base):
             found = self._look_up(namespace, digests)
-            self._forget(self._space_for(namespace), found)
+            if found:
+                self._forget(self._space_for(namespace), found)
         return [found.pop(digest, None) is not None for digest in digests]
 
     def report_bad(self, namespace: str, bad: Sequence[tuple[bytes, PageRef, Status]]) -> None:
@@ -249,7 +259,8 @@ class PageTable:
                 for digest, ref, verdict in bad
                 if digest in found and self.ref(found[digest]) == ref
             ]
-            self._judge(self._space_for(namespace), verdicts)
+            if verdicts:
+                self._judge(self._space_for(namespace), verdicts)
 
     def clear(self, namespace: str) -> int:
         """Make a namespace's space dead."""
@@ -293,13 +304,6 @@ class PageTable:
             self._reservations.end(rank, lease, pages)
             self._rooms.free(rank, pages)
         return len(pages)
-
-    def _undo(self, file: PageFileState, over: Sequence[tuple[int, int]], now: float) -> None:
-        """Take back what memory knew of a transaction that did not happen."""
-        file.clock.forget()
-        file.fresh = int(self._base.execute("SELECT fresh FROM rank WHERE id=?", (file.id,)).fetchone()[0])
-        for rank, lease in over:
-            self._leases.begin(rank, lease, 1, now - self.terms.lease_s)
 
     # Keys.
 

@@ -10,12 +10,14 @@ contained, and replaced.
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from hicache_core.errors import BackendIncompatible, BackendUnavailable
+from hicache_hf3fs.metadata import Terms
 
 SCHEMA_VERSION = 2
 
@@ -40,6 +42,10 @@ CREATE TABLE reservation (
 CREATE TABLE free (seq INTEGER PRIMARY KEY, rank INTEGER NOT NULL, idx INTEGER NOT NULL);
 CREATE INDEX free_rank ON free (rank, seq);
 """
+_SELF = "CREATE TABLE IF NOT EXISTS self (database TEXT NOT NULL, hold_s REAL NOT NULL)"
+
+#: How long a statement waits for another program that has the database locked.
+_BUSY_S = 1.0
 
 
 def connect(path: str) -> sqlite3.Connection:
@@ -51,7 +57,7 @@ def connect(path: str) -> sqlite3.Connection:
         if os.path.dirname(path):
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        base = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
+        base = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
     except (OSError, sqlite3.Error) as error:
         raise BackendUnavailable(
             f"the metadata {path!r} cannot be opened",
@@ -81,7 +87,9 @@ def connect(path: str) -> sqlite3.Connection:
             "hf3fs",
             f"the metadata {path!r} has another version",
             value=f"version {version}, this program writes {SCHEMA_VERSION}",
-            remedy="Run: pip install -U hicache-hf3fs; or start with a new database.",
+            remedy="Start with a new database."
+            if version < SCHEMA_VERSION
+            else "Run: pip install -U hicache-hf3fs; or start with a new database.",
         )
     return base
 
@@ -99,9 +107,33 @@ def transaction(base: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
-def trouble(path: str, error: sqlite3.Error) -> BackendUnavailable:
-    """Say what sqlite3 could not do with the metadata, and what helps."""
-    text = str(error)
+def terms_of(base: sqlite3.Connection, terms: Terms, *, keep: bool) -> Terms:
+    """Give the terms with the database's id, which it gets when it has none.
+
+    Args:
+        keep: clients of an earlier life may still count on the hold that they were told: the longest stays.
+    """
+    with transaction(base):
+        base.execute(_SELF)
+        row = base.execute("SELECT database, hold_s FROM self").fetchone()
+        database, hold_s = row or (secrets.token_hex(16), 0.0)
+        if keep:
+            hold_s = max(hold_s, terms.hold_s)
+            terms = terms._replace(hold_s=hold_s)
+        base.execute("DELETE FROM self")
+        base.execute("INSERT INTO self VALUES (?, ?)", (database, hold_s))
+    if row is None:  # page files will bear the id, and a power loss must not take it from here
+        base.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
+    return terms._replace(database=database)
+
+
+#: What Python says of a value in the database that cannot be there.
+DAMAGE = (ValueError, TypeError, IndexError, OverflowError)
+
+
+def trouble(path: str, error: Exception) -> BackendUnavailable:
+    """Say what sqlite3 could not do with the metadata, or what is wrong in it, and what helps."""
+    text = str(error) if isinstance(error, sqlite3.Error) else f"malformed: {error!r}"
     if "locked" in text or "busy" in text:
         remedy = "Stop the other program that has it open."
     elif "full" in text or "I/O" in text:

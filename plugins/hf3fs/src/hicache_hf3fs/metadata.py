@@ -65,10 +65,12 @@ class Written(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """For how long a reservation and a read are good, in seconds from before the request was made."""
+    """For how long a reservation and a read are good, in seconds from before the request; and whose."""
 
     lease_s: float
     hold_s: float
+    database: str = ""
+    """32 hex digits, the random id of the metadata's database."""
 
 
 class MetadataUsage(NamedTuple):
@@ -102,8 +104,16 @@ class PageFileUnknown(HiCacheError):
 class PageFileConflict(BackendIncompatible):
     """The metadata describes another page file than the one at hand."""
 
-    def __init__(self, rank: str, known: PageFileLabel, met: PageFileLabel) -> None:
-        self.known, self.met = known, met
+    def __init__(self, rank: str, known: PageFileLabel, met: PageFileLabel, owner: str = "") -> None:
+        self.known, self.met, self.owner = known, met, owner
+        if known == met:
+            super().__init__(
+                "hf3fs",
+                f"the metadata of page file '{rank}' is out of date: another database gives out its pages",
+                value=f"its id is {owner[:8]}",
+                remedy="Name that database (metadata_url, metadata_path), or name another root.",
+            )
+            return
         if known.file_id == met.file_id:
             remedy = "Set the file_size that the file was made with."
         else:
@@ -148,11 +158,13 @@ class Hf3fsMetadataInterface(ABC):
     """
 
     @abstractmethod
-    def initialize(self, rank: str, label: PageFileLabel, *, deadline: float) -> Terms:
+    def initialize(self, rank: str, label: PageFileLabel, owner: str = "", *, deadline: float) -> Terms:
         """Make a page file known, or find that it is known already.
 
+        Args: owner: the database whose pages the file holds, as the file says; "" where it says none.
+
         Raises: PageFileConflict, where the metadata describes a file with another id, page size or page
-            count.
+            count, or has given out pages of it that another database gives out now.
         """
 
     @abstractmethod

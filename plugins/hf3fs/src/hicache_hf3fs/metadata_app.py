@@ -22,14 +22,18 @@ from hicache_core.errors import HiCacheError
 from hicache_core.status import Status
 from hicache_hf3fs._pagetable import PageTable
 from hicache_hf3fs._schema import trouble
-from hicache_hf3fs.metadata import PageFileConflict, PageFileLabel, PageFileUnknown, PageRef
+from hicache_hf3fs.metadata import NO_PAGE, PageFileConflict, PageFileUnknown, PageRef
 from hicache_hf3fs.wire import (
     MAX_BODY_NBYTES,
     PREFIX,
+    number,
+    numbers,
     pack_error,
     pack_flags,
     pack_refs,
     unpack_keys,
+    unpack_label,
+    unpack_rank,
     unpack_written,
 )
 
@@ -75,7 +79,7 @@ class Verbs:
         self._calls: Counter[tuple[str, int]] = Counter()
         self._seconds: dict[str, float] = {}
         self._verbs: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
-            "initialize": lambda _, asked: table.initialize(asked["rank"], PageFileLabel(*asked["label"])),
+            "initialize": self._initialize,
             "reserve": self._reserve,
             "confirm": self._confirm,
             "get": self._get,
@@ -88,13 +92,14 @@ class Verbs:
         }
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
-        body = await _body(receive)
         namespace, _, verb = scope["path"][len(PREFIX) :].partition("/")
         authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        admitted = self.admits(authorization)
+        body = await _body(receive) if admitted else None  # strangers take no memory
         started = time.perf_counter()
         if scope["method"] != "POST" or verb not in self._verbs:
             verb, status, answer = "unknown", 404, {"what": f"no such verb: {scope['method']} {verb}"}
-        elif not self.admits(authorization):
+        elif not admitted:
             status, answer = 401, {"what": "a bearer token is needed"}
         elif body is None:
             status, answer = 413, {"what": f"a request is at most {MAX_BODY_NBYTES} bytes"}
@@ -127,29 +132,36 @@ class Verbs:
     def _answer(self, namespace: str, verb: str, body: bytes) -> tuple[int, Any]:
         try:
             asked = json.loads(body)
-            for hold in asked.get("ended", ()):
+            for hold in numbers(asked.get("ended", [])):
                 self._table.end_read(hold)
             return 200, self._verbs[verb](namespace, asked)
         except HiCacheError as error:
             return _STATUS.get(type(error), 503), pack_error(error)
         except sqlite3.IntegrityError as error:
             return 500, {"what": f"the metadata {self._database!r} is inconsistent", "value": str(error)}
-        except sqlite3.Error as error:
+        except (sqlite3.Error, IndexError) as error:
             return 503, pack_error(trouble(self._database, error))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             return 400, {"what": f"a request for '{verb}' is malformed", "value": repr(error)}
 
+    def _initialize(self, _: str, asked: Mapping[str, Any]) -> Any:
+        rank, label = unpack_rank(asked["rank"]), unpack_label(asked["label"])
+        owner = asked.get("owner", "")
+        return self._table.initialize(rank, label, bytes.fromhex(owner).hex())
+
     def _reserve(self, namespace: str, asked: Mapping[str, Any]) -> Any:
-        digests = unpack_keys(asked["keys"])
-        found = self._table.reserve(asked["rank"], namespace, digests, asked["lease"], time.monotonic())
+        digests, lease = unpack_keys(asked["keys"]), number(asked["lease"])
+        found = self._table.reserve(asked["rank"], namespace, digests, lease, time.monotonic())
         return {"existed": pack_flags([r.existed for r in found]), "pages": [r.page for r in found]}
 
     def _confirm(self, namespace: str, asked: Mapping[str, Any]) -> Any:
-        written, release = unpack_written(asked), asked["release"]
-        return pack_flags(self._table.confirm(asked["rank"], namespace, written, release, asked["lease"]))
+        written, lease = unpack_written(asked), number(asked["lease"])
+        release = numbers(asked["release"], NO_PAGE)
+        return pack_flags(self._table.confirm(asked["rank"], namespace, written, release, lease))
 
     def _get(self, namespace: str, asked: Mapping[str, Any]) -> Any:
-        rows = self._table.find(namespace, unpack_keys(asked["keys"]), asked["hold"], time.monotonic())
+        keys, hold = unpack_keys(asked["keys"]), number(asked["hold"])
+        rows = self._table.find(namespace, keys, hold, time.monotonic())
         return pack_refs(rows, asked["rank"], self._table.name_of, Status.CORRUPT)
 
     def _report_bad(self, namespace: str, asked: Mapping[str, Any]) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import httpx
 
 from hicache_core.errors import BackendTimeout, BackendUnavailable
 from hicache_core.status import Status
+from hicache_hf3fs._transport import DeadlineTransport
 from hicache_hf3fs.metadata import (
     Hf3fsMetadataInterface,
     MetadataUsage,
@@ -28,13 +30,19 @@ from hicache_hf3fs.metadata import (
 from hicache_hf3fs.wire import (
     PREFIX,
     VERBS,
+    number,
+    numbers,
     pack_keys,
     pack_label,
     pack_written,
     unpack_error,
     unpack_flags,
     unpack_refs,
+    unpack_reservations,
+    unpack_terms,
 )
+
+T = TypeVar("T")
 
 #: Before a request is repeated; twice as long before each further one.
 _FIRST_PAUSE_S = 0.05
@@ -60,12 +68,9 @@ class MetadataClient(Hf3fsMetadataInterface):
         self._headers = httpx.Headers({"host": base.netloc.decode(), "content-type": "application/json"})
         if token:
             self._headers["authorization"] = f"Bearer {token}"
-        # The transport itself: httpx.Client puts 0.2 ms of redirects, cookies and proxies on each request,
-        # and no proxy has any business between two hosts of a cluster.
-        self._http: httpx.HTTPTransport | None = httpx.HTTPTransport(
-            verify=base.scheme == "https",  # loading certificates takes 50 ms
-            trust_env=False,
-            limits=httpx.Limits(max_connections=_MAX_CONNECTIONS, keepalive_expiry=None),
+        # The transport itself: httpx.Client puts 0.2 ms of redirects, cookies and proxies on each request.
+        self._http: DeadlineTransport | None = DeadlineTransport(
+            tls=base.scheme == "https", max_connections=_MAX_CONNECTIONS
         )
 
     def check(self, *, deadline: float) -> None:
@@ -75,15 +80,15 @@ class MetadataClient(Hf3fsMetadataInterface):
         """
         self.usage(deadline=deadline)
 
-    def initialize(self, rank: str, label: PageFileLabel, *, deadline: float) -> Terms:
-        return Terms(*self._ask("initialize", deadline, rank=rank, label=pack_label(label)))
+    def initialize(self, rank: str, label: PageFileLabel, owner: str = "", *, deadline: float) -> Terms:
+        asked = {"rank": rank, "label": pack_label(label), "owner": owner}
+        return self._ask("initialize", deadline, unpack_terms, **asked)
 
     def reserve_and_allocate_page_indices(
         self, rank: str, keys: Sequence[tuple[str, str]], *, lease: int, deadline: float
     ) -> list[Reservation]:
-        names = pack_keys([key for key, _ in keys])
-        found = self._ask("reserve", deadline, rank=rank, keys=names, lease=lease)
-        return list(map(Reservation, unpack_flags(found["existed"]), found["pages"]))
+        names, read = pack_keys([key for key, _ in keys]), partial(unpack_reservations, count=len(keys))
+        return self._ask("reserve", deadline, read, rank=rank, keys=names, lease=lease)
 
     def confirm_write(
         self,
@@ -95,42 +100,46 @@ class MetadataClient(Hf3fsMetadataInterface):
         deadline: float,
     ) -> list[bool]:
         columns, release = pack_written(written), list(pages_to_release)
-        stored = self._ask("confirm", deadline, rank=rank, release=release, lease=lease, **columns)
-        return unpack_flags(stored)
+        read = partial(unpack_flags, count=len(written))
+        return self._ask("confirm", deadline, read, rank=rank, release=release, lease=lease, **columns)
 
     def get_page_indices(
         self, rank: str, keys: Sequence[str], *, hold: int, deadline: float
     ) -> list[PageRef | None]:
-        return unpack_refs(self._ask("get", deadline, rank=rank, keys=pack_keys(keys), hold=hold), rank)
+        read = partial(unpack_refs, rank=rank, count=len(keys))
+        return self._ask("get", deadline, read, rank=rank, keys=pack_keys(keys), hold=hold)
 
     def end_read(self, hold: int) -> None:
         self._ended.append(hold)
 
     def exists(self, keys: Sequence[str], *, deadline: float) -> list[bool]:
-        return unpack_flags(self._ask("exists", deadline, keys=pack_keys(keys)))
+        read = partial(unpack_flags, count=len(keys))
+        return self._ask("exists", deadline, read, keys=pack_keys(keys))
 
     def delete_keys(self, keys: Sequence[str], *, deadline: float) -> list[bool]:
-        return unpack_flags(self._ask("delete", deadline, keys=pack_keys(keys)))
+        read = partial(unpack_flags, count=len(keys))
+        return self._ask("delete", deadline, read, keys=pack_keys(keys))
 
     def report_bad(self, bad: Sequence[tuple[str, PageRef, Status]], *, deadline: float) -> None:
         keys = pack_keys([key for key, _, _ in bad])
-        self._ask("report_bad", deadline, keys=keys, bad=[[ref, int(verdict)] for _, ref, verdict in bad])
+        found = [[ref, int(verdict)] for _, ref, verdict in bad]
+        self._ask("report_bad", deadline, _nothing, keys=keys, bad=found)
 
     def touch(self, keys: Sequence[str], *, deadline: float) -> None:
-        self._ask("touch", deadline, keys=pack_keys(keys))
+        self._ask("touch", deadline, _nothing, keys=pack_keys(keys))
 
     def clear(self, *, deadline: float) -> int:
-        return int(self._ask("clear", deadline))
+        return self._ask("clear", deadline, number)
 
     def usage(self, *, deadline: float) -> MetadataUsage:
-        return MetadataUsage(*self._ask("usage", deadline))
+        return self._ask("usage", deadline, lambda answer: MetadataUsage(*numbers(answer)))
 
     def close(self) -> None:
         if self._http is None:
             return
         if self._ended:
             try:
-                self._ask("touch", time.monotonic() + _FAREWELL_S, keys="")
+                self._ask("touch", time.monotonic() + _FAREWELL_S, _nothing, keys="")
             except BackendUnavailable:
                 pass  # the reads end by themselves
         http, self._http = self._http, None
@@ -142,8 +151,8 @@ class MetadataClient(Hf3fsMetadataInterface):
 
     # Requests.
 
-    def _ask(self, verb: str, deadline: float, **asked: Any) -> Any:
-        """Send a request and give its answer; repeat it while it gets none and there is time."""
+    def _ask(self, verb: str, deadline: float, read: Callable[[Any], T], **asked: Any) -> T:
+        """Send a request and read its answer; repeat it while it gets none and there is time."""
         ended = []
         while self._ended:
             ended.append(self._ended.popleft())
@@ -152,14 +161,14 @@ class MetadataClient(Hf3fsMetadataInterface):
         body = json.dumps(asked, separators=(",", ":")).encode()
         pause = _FIRST_PAUSE_S
         for attempt in range(self._retries + 1):
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if time.monotonic() >= deadline:
                 raise self._late()
             try:
-                return self._once(verb, body, left, asked.get("rank", ""))
+                answer = self._once(verb, body, deadline, asked.get("rank", ""))
+                break
             except httpx.TimeoutException as error:
                 raise self._late() from error
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 if attempt == self._retries or time.monotonic() + pause >= deadline:
                     raise BackendUnavailable(
                         f"the metadata server {self._url} cannot be reached",
@@ -168,19 +177,21 @@ class MetadataClient(Hf3fsMetadataInterface):
                     ) from error
                 time.sleep(pause)
                 pause *= 2
-        raise self._late()
+        try:
+            return read(answer)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise BackendUnavailable(
+                f"the metadata server {self._url} answered '{verb}' with something else",
+                value=repr(error),
+                remedy="Correct metadata_url, or install the same version of hicache-hf3fs on both sides.",
+            ) from error
 
-    def _once(self, verb: str, body: bytes, left: float, rank: str) -> Any:
+    def _once(self, verb: str, body: bytes, deadline: float, rank: str) -> Any:
         http = self._http
         if http is None:
             raise BackendUnavailable(f"the client of {self._url} is closed")
-        timeout = {"connect": left, "read": left, "write": left, "pool": left}
-        request = httpx.Request(
-            "POST", self._urls[verb], headers=self._headers, content=body, extensions={"timeout": timeout}
-        )
-        response = http.handle_request(request)
-        content = response.read()
-        status = response.status_code
+        request = httpx.Request("POST", self._urls[verb], headers=self._headers, content=body)
+        status, content = http.ask(request, deadline)
         try:
             answer = json.loads(content)
         except ValueError:  # a proxy, or another server
@@ -212,3 +223,7 @@ class MetadataClient(Hf3fsMetadataInterface):
             f"the metadata server {self._url} gave no answer in time",
             remedy="Look at the server and its disk, or raise timeout_s.",
         )
+
+
+def _nothing(_: Any) -> None:
+    """Read an answer that says no more than that it was done."""

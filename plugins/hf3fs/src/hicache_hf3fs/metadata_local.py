@@ -19,7 +19,8 @@ from hicache_core.errors import BackendTimeout, BackendUnavailable
 from hicache_core.status import Status
 from hicache_hf3fs._checkpoint import Checkpointer
 from hicache_hf3fs._pagetable import PageTable
-from hicache_hf3fs._schema import trouble
+from hicache_hf3fs._recent import MOST_ROWS
+from hicache_hf3fs._schema import DAMAGE, trouble
 from hicache_hf3fs.metadata import (
     Hf3fsMetadataInterface,
     MetadataUsage,
@@ -46,8 +47,8 @@ class LocalMetadata(Hf3fsMetadataInterface):
         self._open = True
         self._shared = _share(path, terms)
 
-    def initialize(self, rank: str, label: PageFileLabel, *, deadline: float) -> Terms:
-        return self._with_table(deadline, lambda table: table.initialize(rank, label))
+    def initialize(self, rank: str, label: PageFileLabel, owner: str = "", *, deadline: float) -> Terms:
+        return self._with_table(deadline, lambda table: table.initialize(rank, label, owner))
 
     def reserve_and_allocate_page_indices(
         self, rank: str, keys: Sequence[tuple[str, str]], *, lease: int, deadline: float
@@ -127,13 +128,16 @@ class _Shared:
         self.users = 0
         self._lock = threading.Lock()
         self._lock_fd = lock_exclusively(f"{path}.lock")
+        _opening.add(self._lock_fd)
         try:
             # Alone on the root: whoever read or wrote through an earlier process is dead.
-            self._table = PageTable(path, terms, now=time.monotonic(), after_crash=False)
+            self._table = open_table(path, terms, after_crash=False)
             self._checkpointer = Checkpointer(path)
         except BaseException:
             os.close(self._lock_fd)
             raise
+        finally:
+            _opening.discard(self._lock_fd)
 
     def run(self, deadline: float, work: Callable[[PageTable], T]) -> T:
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -142,7 +146,7 @@ class _Shared:
             )
         try:
             return work(self._table)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, *DAMAGE) as error:
             raise trouble(self.path, error) from error
         finally:
             self._lock.release()
@@ -159,8 +163,6 @@ class _Shared:
 
     def abandon(self) -> None:
         """Let go in a fork's child, where any lock may be held by nobody; once, whoever calls first."""
-        global _registry_lock
-        _registry_lock = threading.Lock()
         self._lock = threading.Lock()
         if _tables.pop(self.path, None) is self:
             # Closing the database here would move the parent's log under its feet: it is kept for ever,
@@ -171,6 +173,19 @@ class _Shared:
 
 _tables: dict[str, _Shared] = {}
 _registry_lock = threading.Lock()
+#: Locks of metadata that are being opened: nobody in a fork's child will ever use or close these.
+_opening: set[int] = set()
+
+
+def _start_anew_in_child() -> None:
+    """A fork's child has no thread that would let go of the registry, or go on with opening."""
+    global _registry_lock
+    _registry_lock = threading.Lock()
+    while _opening:
+        os.close(_opening.pop())
+
+
+os.register_at_fork(after_in_child=_start_anew_in_child)
 
 
 def _share(path: str, terms: Terms) -> _Shared:
@@ -189,6 +204,17 @@ def _part(shared: _Shared) -> None:
         if not shared.users:
             del _tables[shared.path]
             shared.close()
+
+
+def open_table(path: str, terms: Terms, *, after_crash: bool, rows: int = MOST_ROWS) -> PageTable:
+    """Open a database's table.
+
+    Raises: BackendUnavailable, BackendIncompatible.
+    """
+    try:
+        return PageTable(path, terms, now=time.monotonic(), after_crash=after_crash, rows=rows)
+    except (sqlite3.Error, *DAMAGE) as error:
+        raise trouble(path, error) from error
 
 
 def lock_exclusively(path: str) -> int:

@@ -12,8 +12,8 @@ import ipaddress
 import os
 import socket
 import sys
-import time
 from collections.abc import Sequence
+from math import inf
 
 from hicache_core.errors import BackendDependencyMissing, HiCacheError, InvalidOptions
 from hicache_hf3fs._recent import MOST_ROWS
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=DEFAULT_HOLD_S,
         metavar="SECONDS",
-        help="for which a read keeps its pages",
+        help="for which a read keeps its pages; a database keeps the longest that it was ever served with",
     )
     add(
         "--rows-in-memory",
@@ -78,8 +78,7 @@ def _serve(given: argparse.Namespace) -> None:
             f"--host {given.host} without a token would let anybody in; give --token-file or {TOKEN_VARIABLE}"
         )
         raise InvalidOptions("hf3fs", [("host", complaint, "")])
-    if given.rows_in_memory < 0:
-        raise InvalidOptions("hf3fs", [("rows-in-memory", f"{given.rows_in_memory}; give 0 or more", "")])
+    _check(given)
     try:
         import uvicorn
 
@@ -88,22 +87,17 @@ def _serve(given: argparse.Namespace) -> None:
         remedy = "Run: pip install 'hicache-hf3fs[server]'"
         raise BackendDependencyMissing("hf3fs", error.name or "uvicorn", remedy=remedy) from error
     from hicache_hf3fs._checkpoint import Checkpointer
-    from hicache_hf3fs._pagetable import PageTable
-    from hicache_hf3fs.metadata_local import lock_exclusively
+    from hicache_hf3fs.metadata_local import lock_exclusively, open_table
 
-    lock = lock_exclusively(f"{given.database}.lock")
-    table = PageTable(
-        given.database,
-        Terms(given.lease, given.hold),
-        now=time.monotonic(),
-        after_crash=True,
-        rows=given.rows_in_memory,
-    )
+    database = os.path.realpath(given.database)  # one lock, whatever links lead there
+    lock = lock_exclusively(f"{database}.lock")
+    terms = Terms(given.lease, given.hold)
+    table = open_table(database, terms, after_crash=True, rows=given.rows_in_memory)
     table.read_ahead()
-    checkpointer = Checkpointer(given.database)
+    checkpointer = Checkpointer(database)
     listener = _listen(given.host, given.port)
     config = uvicorn.Config(
-        make_app(table, database=given.database, token=token),
+        make_app(table, database=database, token=token),
         access_log=False,
         proxy_headers=False,
         server_header=False,
@@ -121,6 +115,20 @@ def _serve(given: argparse.Namespace) -> None:
         checkpointer.close()
         table.close()
         os.close(lock)
+
+
+def _check(given: argparse.Namespace) -> None:
+    problems = [
+        (name, f"--{name} {value} is no time; give seconds above 0", "")
+        for name, value in (("lease", given.lease), ("hold", given.hold))
+        if not 0 < value < inf
+    ]
+    if given.rows_in_memory < 0:
+        problems.append(("rows-in-memory", f"{given.rows_in_memory}; give 0 or more", ""))
+    if not 0 <= given.port < 1 << 16:
+        problems.append(("port", f"--port {given.port} is none; give 0 to 65535", ""))
+    if problems:
+        raise InvalidOptions("hf3fs", problems)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -4,15 +4,20 @@ The label comes last so that a page lies at a multiple of its size: ext4 keeps a
 folios, and takes a sixth less time for them than behind a header.
 
 The label's random id binds the file to its metadata: a host that mounts something else at the same path makes
-a file with another id, and is told so instead of reading other bytes.
+a file with another id, and is told so instead of reading other bytes. The database that gives out the pages
+is named behind the label, its *owner*: of two that do so, one would hand out what the other has stored.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import glob
 import os
 import secrets
 import struct
+import time
 import zlib
 from dataclasses import dataclass
 
@@ -26,6 +31,11 @@ FORMAT_VERSION = 2
 _MAGIC = b"HICACHE3"
 _LABEL = struct.Struct("<8sI16sQQ")
 _CRC = struct.Struct("<I")
+#: Where the owner's id lies within the label's room; zeros where nobody owns the file.
+_OWNER_AT = 2048
+_OWNER_NBYTES = 16
+#: A file that is being made is not older.
+_MAKING_S = 3600
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -41,6 +51,45 @@ class PageFile:
     def offset(self, index: int) -> int:
         """Give where a page begins."""
         return index * self.label.page_nbytes
+
+    def owner(self) -> str:
+        """Read the id of the database that gives out the pages; "" where none does. Raises OSError."""
+        owner = os.pread(self.fd, _OWNER_NBYTES, self._owner_at)
+        return owner.hex() if any(owner) else ""
+
+    def own(self, database: str) -> None:
+        """Write down the database that gives out the pages from now on.
+
+        Raises: BackendUnavailable, where a process with metadata of its own works with another one's;
+            OSError.
+        """
+        if self.owner() not in ("", database):
+            self._lock(fcntl.LOCK_EX)
+        os.pwrite(self.fd, bytes.fromhex(database), self._owner_at)
+        os.fsync(self.fd)
+
+    def keep_others_out(self) -> None:
+        """Let no other database take over the file for as long as it is open."""
+        self._lock(fcntl.LOCK_SH)
+
+    def let_others_in(self) -> None:
+        """Let them: every client of the owner's server looks who it is."""
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    @property
+    def _owner_at(self) -> int:
+        return self.label.num_pages * self.label.page_nbytes + _OWNER_AT
+
+    def _lock(self, how: int) -> None:
+        try:
+            fcntl.flock(self.fd, how | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                return  # a file system without locks
+            raise BackendUnavailable(
+                f"the page file {self.path!r} is in use with other metadata",
+                remedy="Stop the other process, or name another root.",
+            ) from error
 
     def close(self) -> None:
         """Close the descriptor."""
@@ -66,6 +115,7 @@ def open_page_file(root: str, rank: str, page_nbytes: int, file_size: int) -> Pa
     wanted = PageFileLabel(secrets.token_hex(16), page_nbytes, file_size // page_nbytes)
     try:
         if not os.path.lexists(path):
+            _tidy(path)
             _make(root, path, wanted)
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
@@ -77,6 +127,14 @@ def open_page_file(root: str, rank: str, page_nbytes: int, file_size: int) -> Pa
         os.close(descriptor)
         raise
     return PageFile(rank, path, descriptor, found)
+
+
+def _tidy(path: str) -> None:
+    """Remove what a process left behind that was killed while it made this file."""
+    for left in glob.glob(f"{glob.escape(path)}.????????.new"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - os.stat(left).st_mtime > _MAKING_S:
+                os.unlink(left)
 
 
 def _make(root: str, path: str, label: PageFileLabel) -> None:
@@ -121,25 +179,37 @@ def _packed(label: PageFileLabel) -> bytes:
 
 
 def _read_label(path: str, descriptor: int) -> PageFileLabel:
-    at = max(0, os.fstat(descriptor).st_size - LABEL_NBYTES)
-    packed = os.pread(descriptor, _LABEL.size + _CRC.size, at)
-    body = packed[: _LABEL.size]
-    whole = len(packed) == _LABEL.size + _CRC.size and body.startswith(_MAGIC)
-    if not whole or _CRC.unpack(packed[_LABEL.size :])[0] != zlib.crc32(body):
+    size = os.fstat(descriptor).st_size
+    fields = _label_at(descriptor, max(0, size - LABEL_NBYTES))
+    if fields is None:  # format 1 had it before the pages
+        first = _label_at(descriptor, 0)
+        fields = first if first is not None and first[1] != FORMAT_VERSION else None
+    if fields is not None and fields[1] != FORMAT_VERSION:
+        upgrade = "Run: pip install -U hicache-hf3fs; or name" if fields[1] > FORMAT_VERSION else "Name"
+        raise BackendIncompatible(
+            "hf3fs",
+            f"the page file {path!r} has another format",
+            value=f"version {fields[1]}, this program reads {FORMAT_VERSION}",
+            remedy=f"{upgrade} another root.",
+        )
+    if fields is None or size != fields[3] * fields[4] + LABEL_NBYTES:
         raise BackendIncompatible(
             "hf3fs",
             f"{path!r} is not a page file, or its label is damaged",
             remedy="Move it away, and start its metadata with a new database.",
         )
-    _, version, file_id, page_nbytes, num_pages = _LABEL.unpack(body)
-    if version != FORMAT_VERSION:
-        raise BackendIncompatible(
-            "hf3fs",
-            f"the page file {path!r} has another format",
-            value=f"version {version}, this program reads {FORMAT_VERSION}",
-            remedy="Run: pip install -U hicache-hf3fs; or name another root.",
-        )
+    _, _, file_id, page_nbytes, num_pages = fields
     return PageFileLabel(file_id.hex(), page_nbytes, num_pages)
+
+
+def _label_at(descriptor: int, at: int) -> tuple[bytes, int, bytes, int, int] | None:
+    packed = os.pread(descriptor, _LABEL.size + _CRC.size, at)
+    body = packed[: _LABEL.size]
+    whole = len(packed) == _LABEL.size + _CRC.size and body.startswith(_MAGIC)
+    if not whole or _CRC.unpack(packed[_LABEL.size :])[0] != zlib.crc32(body):
+        return None
+    magic, version, file_id, page_nbytes, num_pages = _LABEL.unpack(body)
+    return magic, version, file_id, page_nbytes, num_pages
 
 
 def _check_same(path: str, found: PageFileLabel, wanted: PageFileLabel) -> None:

@@ -57,6 +57,9 @@ class HiCacheHF3FS(HiCacheStorage):
         self._metadata: Hf3fsMetadataInterface | None = None
         self._client: PageMover | None = None
         self._checksum = options.checksum
+        #: Files whose owner is looked at with each batch: on a network the look would be stale, or slow, and
+        #: there checksums are always on.
+        self._watched = False
         self._complaint = ""
 
     # Life.
@@ -67,6 +70,7 @@ class HiCacheHF3FS(HiCacheStorage):
         deadline = self._deadline()
         network = network_at(options)
         self._checksum = options.checksum or network
+        self._watched = not network
         try:
             self._client = make_client(options, network=network)
             self._metadata = connect_metadata(options, self.config, deadline=deadline)
@@ -98,10 +102,12 @@ class HiCacheHF3FS(HiCacheStorage):
     @contextmanager
     def _verb(self) -> Iterator[None]:
         """Pass the gate; the last verb that close() could not wait for gives everything back."""
-        with self._gate:
-            yield
-        if self._gate.is_closed and not self._gate.running:
-            self._give_back()
+        try:
+            with self._gate:
+                yield
+        finally:
+            if self._gate.is_closed and not self._gate.running:
+                self._give_back()
 
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
@@ -132,7 +138,7 @@ class HiCacheHF3FS(HiCacheStorage):
     # Verbs.
 
     def batch_contains(self, keys: Sequence[str]) -> list[Status]:
-        with self._gate:
+        with self._verb():
             return self._answered(keys, lambda meta, end: _as_statuses(meta.exists(keys, deadline=end)))
 
     def batch_get(self, keys: Sequence[str], locs: Pages) -> list[Status]:
@@ -223,6 +229,7 @@ class HiCacheHF3FS(HiCacheStorage):
             file = self._file(rank, locs.nbytes, deadline)
             pages = [PageIO(file.offset(ref.page), locs.views(at), ref.nbytes) for at, ref in chosen]
             self._mover.read(file, pages, checksum=self._checksum, deadline=deadline)
+            self._see_that_it_is_ours(file)
             for page, (position, ref) in zip(pages, chosen, strict=True):
                 statuses[position] = _verdict(page, ref)
         return statuses
@@ -249,6 +256,7 @@ class HiCacheHF3FS(HiCacheStorage):
         if writes:
             pages = [page for _, _, page in writes]
             self._mover.write(file, pages, checksum=self._checksum, deadline=deadline)
+            self._see_that_it_is_ours(file)
             outcome.update(self._confirm(meta, file, writes, lease, deadline))
         return [outcome[key] for key in keys]
 
@@ -307,11 +315,14 @@ class HiCacheHF3FS(HiCacheStorage):
     def _file(self, rank: str, page_nbytes: int, deadline: float) -> PageFile:
         """Give the open page file of a rank, opened and agreed on with the metadata on first need."""
         file = self._files.get(rank)
-        if file is not None:
+        if file is not None and self._is_ours(file):
             return file
         with self._files_lock:
             file = self._files.get(rank)
-            if file is None:
+            if file is not None:
+                if not self._is_ours(file):
+                    self._agree(self._meta, file, deadline)
+            else:
                 file = open_page_file(self.options.root, rank, page_nbytes, self.options.file_size)
                 try:
                     self._mover.attach(file)
@@ -324,15 +335,37 @@ class HiCacheHF3FS(HiCacheStorage):
         return file
 
     def _agree(self, meta: Hf3fsMetadataInterface, file: PageFile, deadline: float) -> None:
-        """Have the metadata know the file, and see that its leases outlast a verb."""
-        self._terms = meta.initialize(file.rank, file.label, deadline=deadline)
-        shortest = min(self._terms)
+        """Have the metadata know the file, and the file its metadata; see that leases outlast a verb."""
+        try:
+            self._terms = meta.initialize(file.rank, file.label, file.owner(), deadline=deadline)
+            if file.owner() != self._terms.database:
+                file.own(self._terms.database)
+            if self.options.metadata_url is None:
+                file.keep_others_out()
+            else:
+                file.let_others_in()
+        except OSError as error:
+            raise BackendUnavailable(f"the page file {file.path!r} failed", value=str(error)) from error
+        shortest = min(self._terms.lease_s, self._terms.hold_s)
         if shortest < self.config.timeout_s:
             complaint = (
                 f"pages are kept for {shortest:g} s (lease_s, hold_s) and a call may take timeout_s, "
                 f"{self.config.timeout_s:g} s: raise the former, on the metadata server where there is one"
             )
             raise InvalidOptions("hf3fs", [("hold_s", complaint, "")])
+
+    def _is_ours(self, file: PageFile) -> bool:
+        """False where another database gives out the file's pages by now."""
+        if not self._watched:
+            return True
+        try:
+            return file.owner() == self._terms.database
+        except OSError:
+            return False
+
+    def _see_that_it_is_ours(self, file: PageFile) -> None:
+        if not self._is_ours(file):
+            raise BackendUnavailable(f"the page file {file.path!r} was taken over by other metadata")
 
     @property
     def _meta(self) -> Hf3fsMetadataInterface:

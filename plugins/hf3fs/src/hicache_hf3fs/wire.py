@@ -19,6 +19,8 @@ from hicache_hf3fs.metadata import (
     PageFileLabel,
     PageFileUnknown,
     PageRef,
+    Reservation,
+    Terms,
     Written,
     digests_of,
 )
@@ -40,6 +42,11 @@ VERBS = [
 #: Requests above this are refused: 100,000 keys take 3 MB.
 MAX_BODY_NBYTES = 32 << 20
 
+#: What sqlite keeps.
+MOST = (1 << 63) - 1
+#: A byte a page is held in memory.
+_MOST_PAGES = 1 << 30
+
 _DIGEST_NBYTES = 16
 _CHECKSUM_NBYTES = 8
 #: In the place of a checksum that is not there; a real one has 63 bits.
@@ -49,6 +56,22 @@ _NO_CHECKSUM = -1
 def pack_keys(keys: Sequence[str]) -> str:
     """Make the text of keys."""
     return b"".join(digests_of(keys)).hex()
+
+
+def number(value: Any, most: int = MOST) -> int:
+    """Give a whole number from 0 to ``most`` as it came; ValueError where it is none."""
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{value!r} is no number from 0 to {most}")
+    return value
+
+
+def numbers(values: Any, least: int = 0) -> list[int]:
+    """Do so for a column of them, from ``least`` on."""
+    if type(values) is not list or (values and (set(map(type, values)) != {int})):
+        raise ValueError("a column of numbers holds something else")
+    if values and not least <= min(values) <= max(values) <= MOST:
+        raise ValueError(f"numbers from {least} on are wanted, not {min(values)} to {max(values)}")
+    return values
 
 
 def unpack_keys(text: str) -> list[bytes]:
@@ -64,8 +87,10 @@ def pack_flags(flags: Sequence[bool]) -> str:
     return "".join(["1" if flag else "0" for flag in flags])
 
 
-def unpack_flags(text: str) -> list[bool]:
-    """Read it."""
+def unpack_flags(text: str, count: int) -> list[bool]:
+    """Read it; ValueError where it is no such text of ``count``."""
+    if len(text) != count or set(text) - {"0", "1"}:
+        raise ValueError(f"{text!r} is not yes or no {count} times")
     return [flag == "1" for flag in text]
 
 
@@ -102,12 +127,12 @@ def pack_refs(rows: Sequence[Any], rank: str, name_of: Any, corrupt: int) -> dic
     return answer | {"corrupt": bad} if bad else answer
 
 
-def unpack_refs(answer: Mapping[str, Any], rank: str) -> list[PageRef | None]:
-    """Read it."""
-    pages, checksums, nbytes = answer["pages"], unpack_checksums(answer["checksums"]), answer["nbytes"]
-    count = len(pages)
+def unpack_refs(answer: Mapping[str, Any], rank: str, count: int) -> list[PageRef | None]:
+    """Read it; ValueError where it is none to ``count`` keys."""
+    pages, checksums = _places(answer["pages"], count), unpack_checksums(answer["checksums"])
+    nbytes = answer["nbytes"]
     sizes = [nbytes] * count if isinstance(nbytes, int) else nbytes
-    ranks = answer.get("ranks", [rank] * count)
+    ranks = [name and unpack_rank(name) for name in answer["ranks"]] if "ranks" in answer else [rank] * count
     corrupt = [False] * count
     for position in answer.get("corrupt", ()):
         corrupt[position] = True
@@ -126,15 +151,50 @@ def pack_written(written: Sequence[Written]) -> dict[str, Any]:
 
 
 def unpack_written(asked: Mapping[str, Any]) -> list[tuple[bytes, int, int, int | None]]:
-    """Read them."""
+    """Read them; ValueError where they are none."""
     digests = unpack_keys(asked["keys"])
     checksums = unpack_checksums(asked["checksums"])
-    return list(zip(digests, asked["pages"], asked["nbytes"], checksums, strict=True))
+    pages, nbytes = numbers(asked["pages"], NO_PAGE), numbers(asked["nbytes"])
+    return list(zip(digests, pages, nbytes, checksums, strict=True))
 
 
 def pack_label(label: PageFileLabel) -> list[Any]:
     """Make a label's fields."""
     return [label.file_id, label.page_nbytes, label.num_pages]
+
+
+def unpack_label(fields: Any) -> PageFileLabel:
+    """Read them; ValueError where they are no label's."""
+    file_id, page_nbytes, num_pages = fields
+    if len(bytes.fromhex(file_id)) != 16 or not number(page_nbytes) or not number(num_pages, _MOST_PAGES):
+        raise ValueError(f"{fields!r} is not the label of a page file")
+    number(page_nbytes * num_pages)
+    return PageFileLabel(file_id, page_nbytes, num_pages)
+
+
+def unpack_rank(name: Any) -> str:
+    """Read the name of a page file, which becomes a part of a path; ValueError where it is none."""
+    if not isinstance(name, str) or not 0 < len(name) < 256 or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is not the name of a page file")
+    return name
+
+
+def unpack_terms(answer: Any) -> Terms:
+    """Read the answer to an initialisation; ValueError where it is none."""
+    lease_s, hold_s, database = answer
+    return Terms(float(lease_s), float(hold_s), bytes.fromhex(database).hex())
+
+
+def unpack_reservations(answer: Any, count: int) -> list[Reservation]:
+    """Read the answer to a reservation of ``count`` keys; ValueError where it is none."""
+    flags, pages = unpack_flags(answer["existed"], count), _places(answer["pages"], count)
+    return list(map(Reservation, flags, pages))
+
+
+def _places(pages: Any, count: int) -> list[int]:
+    if len(pages) != count or (pages and (set(map(type, pages)) != {int} or max(pages) > _MOST_PAGES)):
+        raise ValueError(f"the places of {len(pages)} pages, {count} are wanted")
+    return list(pages)
 
 
 def pack_error(error: HiCacheError) -> dict[str, Any]:
@@ -143,7 +203,11 @@ def pack_error(error: HiCacheError) -> dict[str, Any]:
     if isinstance(error, PageFileUnknown):
         answer["rank"] = error.rank
     if isinstance(error, PageFileConflict):
-        return answer | {"known": pack_label(error.known), "met": pack_label(error.met)}
+        return answer | {
+            "known": pack_label(error.known),
+            "met": pack_label(error.met),
+            "owner": error.owner,
+        }
     return answer
 
 
@@ -152,5 +216,9 @@ def unpack_error(status: int, answer: Mapping[str, Any], rank: str) -> HiCacheEr
     if status == 404 and "rank" in answer:
         return PageFileUnknown(answer["rank"])
     if status == 409 and "known" in answer:
-        return PageFileConflict(rank, PageFileLabel(*answer["known"]), PageFileLabel(*answer["met"]))
+        try:
+            known, met = unpack_label(answer["known"]), unpack_label(answer["met"])
+            return PageFileConflict(rank, known, met, str(answer.get("owner", "")))
+        except (ValueError, TypeError, KeyError):  # of another kind of server
+            return None
     return None
