@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hicache_nixl._native import Agent
 from hicache_nixl.agents import Agents
 from hicache_nixl.filemoves import Mover
 from hicache_nixl.lanes import WORTH_NBYTES, Lanes
+from hicache_nixl.objectmoves import ObjectMover
 
 OK = Status.OK
 
@@ -149,6 +151,63 @@ def test_an_agent_that_is_interrupted_when_it_comes_back_is_closed():
     with pytest.raises(KeyboardInterrupt):
         agents.know(())
     assert (agent.closed, agents._busy, agents._idle) == (True, set(), [])
+
+
+class ATransfer:
+    """Runs until it is told that it has ended."""
+
+    failed = ""
+
+    def __init__(self) -> None:
+        self.over = False
+
+    def poll(self) -> bool:
+        return self.over
+
+
+class AnObjectAgent(AnAgent):
+    """Begins transfers, and is interrupted in the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[ATransfer] = []
+
+    def next_objects(self, count: int) -> int:
+        return 0
+
+    def register(self, kind: str, rows: Any) -> object:
+        return object()
+
+    def start(self, *_: Any) -> ATransfer:
+        self.begun.append(ATransfer())
+        if len(self.begun) == 2:
+            raise KeyboardInterrupt
+        return self.begun[-1]
+
+    @property
+    def latest(self) -> ATransfer | None:
+        return self.begun[-1] if self.begun else None
+
+
+def test_c12_an_agent_whose_objects_were_interrupted_is_closed_when_they_have_ended():
+    """It was busy for ever, and after 32 of these no call over objects went on."""
+    agent = AnObjectAgent()
+    agents = Agents(lambda: agent)
+    mover = ObjectMover(agents, None, "")
+    lent = agents.take(time.monotonic() + 1)
+    with pytest.raises(KeyboardInterrupt):
+        mover.move(lent, "READ", ["a", "b", "c"], SimpleNamespace(address=0), 64, time.monotonic() + 5)
+    agents.abandon(agent, ())  # as who lent it does, whatever has become of it
+    assert (agent.closed, agents._busy, len(agents._abandoned)) == (False, set(), 1)
+    agent.begun[0].over = True
+    time.sleep(0.1)
+    assert not agent.closed, "what was begun last still runs"
+    agent.begun[1].over = True
+    deadline = time.monotonic() + 10
+    while agents._abandoned:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert agent.closed
 
 
 def lanes_alive() -> set[threading.Thread]:

@@ -270,6 +270,11 @@ class Agent:
         transfer.begin()
         return transfer
 
+    @property
+    def latest(self) -> Transfer | None:
+        """What was begun last; who was interrupted may know nothing of it."""
+        return self._latest
+
     def outlast(self) -> None:
         """Wait until what was begun last has ended, whatever is raised meanwhile."""
         if self._latest is not None:

@@ -130,8 +130,10 @@ class Agents:
         self.give(agent)
 
     def abandon(self, agent: Agent, transfers: Sequence[Transfer]) -> None:
-        """Leave an agent to its transfers; it is closed when the last of them has ended."""
+        """Leave an agent to its transfers; it is closed when the last of them has ended. Once is enough."""
         with self._changed:
+            if agent not in self._busy:
+                return
             self._busy.discard(agent)
             self._abandoned.append((agent, transfers))
             first = len(self._abandoned) == 1

@@ -38,12 +38,29 @@ class ObjectMover:
     ) -> tuple[set[int], dict[int, Status]]:
         """Move objects, a transfer each: give the slots that failed, and those that did not end in time.
 
-        With such slots the agent has been left behind with them. Without, the caller gives it back once it
-        is done with its memory: from then on that is another's.
+        With such slots the agent has been left behind with them, as it has when this is interrupted. Without,
+        the caller gives it back once it is done with its memory: from then on that is another's.
         """
+        running: dict[int, Transfer] = {}
+        try:
+            return self._move(agent, verb, names, memory, stride, deadline, running)
+        except BaseException:  # Ctrl-C, say
+            agent.spent = True
+            self._agents.abandon(agent, [*running.values(), *filter(None, [agent.latest])])
+            raise
+
+    def _move(
+        self,
+        agent: Agent,
+        verb: str,
+        names: Sequence[str],
+        memory: Scratch,
+        stride: int,
+        deadline: float,
+        running: dict[int, Transfer],
+    ) -> tuple[set[int], dict[int, Status]]:
         first = agent.next_objects(len(names))
         rows = [(0, stride, first + slot, name) for slot, name in enumerate(names)]
-        running: dict[int, Transfer] = {}
         failed: set[int] = set()
         try:
             registration = agent.register("OBJ", rows)

@@ -229,7 +229,13 @@ class ObjectStore:
                 trouble = Status.UNAVAILABLE
             else:
                 part = positions[start : start + size]
-                if move(agent, agent.scratch(nbytes * size), part, statuses, deadline):
+                try:
+                    ended = move(agent, agent.scratch(nbytes * size), part, statuses, deadline)
+                except BaseException:  # Ctrl-C, say
+                    self._agents.abandon(agent, ())
+                    raise
+                if ended:
+                    self._agents.give(agent)
                     continue
                 start += size
                 trouble = Status.TIMEOUT
@@ -262,7 +268,7 @@ class ObjectStore:
             else:
                 value = memory.view[slot * stride : (slot + 1) * stride]
                 statuses[position] = self._judged(keys[position], value, locs, position)
-        return self._ended(agent, late)
+        return not late
 
     def _judged(self, key: str, value: memoryview, locs: Pages, position: int) -> Status:
         """Believe a value only when trailer and checksum agree; CORRUPT until S3 has told its size."""
@@ -308,11 +314,6 @@ class ObjectStore:
             else:
                 statuses[position] = _OK
                 self._bad.pop(names[slot], None)
-        return self._ended(agent, late)
-
-    def _ended(self, agent: Agent, late: dict[int, Status]) -> bool:
-        if not late:
-            self._agents.give(agent)
         return not late
 
     # What NIXL does not tell.
