@@ -17,7 +17,7 @@ from hf3fs_builders import NBYTES, Opener, an_arena, component, keys_of
 from hicache_conformance.builders import Arena
 from hicache_conformance.calls import Call
 from hicache_core import Pages, Status
-from hicache_core.errors import BackendUnavailable
+from hicache_core.errors import BackendTimeout, BackendUnavailable
 from hicache_hf3fs import metadata_local, posix_client
 from hicache_hf3fs._crew import Crew
 from hicache_hf3fs._schema import inconsistencies
@@ -406,3 +406,41 @@ def test_a_child_that_was_forked_while_another_root_was_opened_can_open_one(open
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+@pytest.mark.clause("C10")
+def test_an_open_waits_no_longer_than_its_deadline_for_another(opener: Opener, monkeypatch):
+    entered, gate = threading.Event(), threading.Event()
+    table = metadata_local.PageTable
+
+    def stuck(*arguments, **options):
+        entered.set()
+        gate.wait(20)
+        return table(*arguments, **options)
+
+    monkeypatch.setattr(metadata_local, "PageTable", stuck)
+    call = Call(lambda: opener(an_arena(1)))
+    assert entered.wait(10)
+    monkeypatch.setattr(metadata_local, "PageTable", table)
+    started = time.monotonic()
+    with pytest.raises(BackendTimeout):
+        opener(an_arena(1), root=str(opener.root.parent / "other"), timeout_s=0.3)
+    assert time.monotonic() - started < 5
+    gate.set()
+    call.result().close()
+
+
+@pytest.mark.clause("C2")
+def test_a_report_that_is_late_leaves_what_was_read(opener: Opener, monkeypatch):
+    arena = an_arena(4)
+    storage = opener(arena)
+    assert storage.batch_set(keys_of(2), arena.pages([0, 1])) == [OK] * 2
+    file = storage._files[arena.component.key]
+    os.pwrite(file.fd, b"damage", file.offset(0))
+
+    def late(*_, **__):
+        raise BackendTimeout("the server", remedy="")
+
+    monkeypatch.setattr(storage._metadata, "report_bad", late)
+    assert storage.batch_get(keys_of(2), arena.pages([2, 3])) == [CORRUPT, OK]
+    assert arena.read(3) == b"\2" * NBYTES

@@ -97,8 +97,8 @@ def connect(path: str) -> sqlite3.Connection:
 @contextmanager
 def transaction(base: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """Commit what happens within, or none of it."""
-    base.execute("BEGIN IMMEDIATE")
     try:
+        base.execute("BEGIN IMMEDIATE")
         yield base
         base.execute("COMMIT")
     except BaseException:

@@ -68,7 +68,7 @@ def connect_metadata(
 
     path = options.metadata_path or os.path.join(options.root, "metadata.sqlite")
     _check_local(path)
-    return LocalMetadata(path, namespace, Terms(options.lease_s, options.hold_s))
+    return LocalMetadata(path, namespace, Terms(options.lease_s, options.hold_s), deadline=deadline)
 
 
 def is_local_disk(path: str) -> bool:

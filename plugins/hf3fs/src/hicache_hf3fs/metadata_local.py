@@ -38,14 +38,14 @@ T = TypeVar("T")
 class LocalMetadata(Hf3fsMetadataInterface):
     """A page table behind a lock; thread-safe. Instances of one process on one path share the table.
 
-    Raises: BackendUnavailable, where another process has the metadata or it cannot be opened;
-        BackendIncompatible.
+    Raises: BackendUnavailable, where another process has the metadata or it cannot be opened; BackendTimeout,
+        where another is being opened until the deadline; BackendIncompatible.
     """
 
-    def __init__(self, path: str, namespace: str, terms: Terms) -> None:
+    def __init__(self, path: str, namespace: str, terms: Terms, *, deadline: float | None = None) -> None:
         self._namespace = namespace
         self._open = True
-        self._shared = _share(path, terms)
+        self._shared = _share(path, terms, deadline)
 
     def initialize(self, rank: str, label: PageFileLabel, owner: str = "", *, deadline: float) -> Terms:
         return self._with_table(deadline, lambda table: table.initialize(rank, label, owner))
@@ -188,14 +188,22 @@ def _start_anew_in_child() -> None:
 os.register_at_fork(after_in_child=_start_anew_in_child)
 
 
-def _share(path: str, terms: Terms) -> _Shared:
+def _share(path: str, terms: Terms, deadline: float | None) -> _Shared:
     real = os.path.realpath(path)
-    with _registry_lock:
+    left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+    if not _registry_lock.acquire(timeout=left):
+        raise BackendTimeout(
+            f"the metadata {real!r} waited for another that is being opened",
+            remedy="Look at that one's disk.",
+        )
+    try:
         shared = _tables.get(real)
         if shared is None:
             shared = _tables[real] = _Shared(real, terms)
         shared.users += 1
         return shared
+    finally:
+        _registry_lock.release()
 
 
 def _part(shared: _Shared) -> None:

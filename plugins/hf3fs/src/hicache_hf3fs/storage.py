@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from hicache_core.errors import BackendTimeout, BackendUnavailable, HiCacheError, InvalidOptions
@@ -210,7 +210,8 @@ class HiCacheHF3FS(HiCacheStorage):
             if status in _BAD and ref is not None and not ref.corrupt
         ]
         if bad:
-            meta.report_bad(bad, deadline=deadline)
+            with suppress(HiCacheError):  # what was read is as it is; the next get finds it again
+                meta.report_bad(bad, deadline=deadline)
         return statuses
 
     def _read(self, refs: Sequence[PageRef | None], locs: Pages, deadline: float) -> list[Status]:
