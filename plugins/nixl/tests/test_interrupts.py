@@ -200,13 +200,13 @@ def test_c12_an_agent_whose_objects_were_interrupted_is_closed_when_they_have_en
     agents.abandon(agent, ())  # as who lent it does, whatever has become of it
     assert (agent.closed, agents._busy, len(agents._abandoned)) == (False, set(), 1)
     agent.begun[0].over = True
-    time.sleep(0.1)
+    threading.Event().wait(0.1)
     assert not agent.closed, "what was begun last still runs"
     agent.begun[1].over = True
     deadline = time.monotonic() + 10
     while agents._abandoned:
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        threading.Event().wait(0.01)
     assert agent.closed
 
 
