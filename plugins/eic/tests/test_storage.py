@@ -77,7 +77,7 @@ def test_a_service_that_dies_between_two_parts_of_a_batch(opener: Opener, calls)
 def value_of(page: bytes) -> memoryview:
     value = memoryview(bytearray(FRAME_NBYTES + len(page)))
     value[HEAD_NBYTES : HEAD_NBYTES + len(page)] = page
-    write_head(value)
+    write_head(value, "name")
     return value
 
 
@@ -104,7 +104,7 @@ def value_of(page: bytes) -> memoryview:
     ],
 )
 def test_a_value_says_whether_it_is_whole(change, verdict):
-    assert judge(change(value_of(bytes(range(256))))) is verdict
+    assert judge(change(value_of(bytes(range(256)))), "name") is verdict
 
 
 @pytest.mark.clause("C5")
@@ -113,7 +113,7 @@ def test_c5_a_value_that_lost_its_end_is_not_made_whole_by_what_the_buffer_held(
     buffer = memoryview(bytearray(stored))
     blank_head(buffer)
     buffer[: len(stored) - 1] = stored[:-1]
-    assert judge(buffer) is CORRUPT
+    assert judge(buffer, "name") is CORRUPT
 
 
 @pytest.mark.clause("C11", "C2")

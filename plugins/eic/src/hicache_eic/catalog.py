@@ -81,6 +81,8 @@ class Writer:
         self._slot: int | None = None
         self._first = 0
         self._number = 0
+        #: First and next chunk as the slot tells them since the last set that was stored.
+        self._told = (0, 0)
         self._look_at = 0
         self._entries: list[Entry] = []
         self._doomed: list[str] = []
@@ -98,7 +100,8 @@ class Writer:
         if self._slot is None or (len(self._entries) + len(keys) > CHUNK_KEYS and not self._owns_slot(fetch)):
             self._slot = self._free_slot(exist)
             slot_is_there = False
-        before = self._number
+        # Until the slot tells of a new place, the old chunks are the ones that are found.
+        self._first, self._doomed = self._told[0], []
         records = []
         for key in keys:
             if len(self._entries) == CHUNK_KEYS:
@@ -107,16 +110,21 @@ class Writer:
                 self._entries = self._clean(exist, fetch)
             self._entries.append(Entry(key, nbytes))
         records.append(self._chunk())
-        if self._slot is not None and (not slot_is_there or self._number != before):
-            value = _SLOT.pack(self._id, self._first, self._number + 1)
+        if self._slot is not None and (not slot_is_there or self._told != self._span):
+            value = _SLOT.pack(self._id, *self._span)
             records.insert(0, Record(self._names.slot(self._slot), value))
         return records
 
     def stored(self, delete: Delete) -> None:
         """Drop the chunks whose keys have another place, now that this is stored."""
+        self._told = self._span
         doomed, self._doomed = self._doomed, []
         if doomed:
             delete(doomed)
+
+    @property
+    def _span(self) -> tuple[int, int]:
+        return self._first, self._number + 1
 
     def _chunk(self) -> Record:
         packed = [_ENTRY.pack(len(e.key.encode()), e.nbytes, e.key.encode()) for e in self._entries]

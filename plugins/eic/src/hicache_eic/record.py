@@ -2,7 +2,8 @@
 
 EIC tells neither a value's size nor whether it is whole. With a head in front, both are known after any
 get, whatever the service does with a buffer of another size; the mark is what a value that lost bytes
-lacks, since the buffer may still hold the very bytes that were lost.
+lacks, since the buffer may still hold the very bytes that were lost. The hash begins from the page's name:
+a transfer that lands late, in memory that waits for another page by now, does not pass for that one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from xxhash import xxh3_64_intdigest
 from hicache_core.status import OK, Status
 
 _HEAD = struct.Struct("<8sQQQ")
-_MAGIC = b"HiCacEI1"
+_MAGIC = b"HiCacEI2"
 
 _END = b"HiCacEnd"
 
@@ -24,11 +25,11 @@ HEAD_NBYTES = _HEAD.size
 FRAME_NBYTES = HEAD_NBYTES + len(_END)
 
 
-def write_head(value: memoryview) -> None:
+def write_head(value: memoryview, name: str) -> None:
     """Fill in head and mark of a value whose page is in place."""
     page = value[HEAD_NBYTES : -len(_END)]
     value[-len(_END) :] = _END
-    checksum = xxh3_64_intdigest(page)
+    checksum = _checksum(page, name)
     _HEAD.pack_into(value, 0, _MAGIC, page.nbytes, checksum, page.nbytes ^ checksum)
 
 
@@ -38,8 +39,8 @@ def blank_head(value: memoryview) -> None:
     value[-len(_END) :] = bytes(len(_END))
 
 
-def judge(value: memoryview) -> Status:
-    """Tell whether a value that was fetched is a whole page of this size."""
+def judge(value: memoryview, name: str) -> Status:
+    """Tell whether a value that was fetched is the whole page of this name and size."""
     magic, nbytes, checksum, check = _HEAD.unpack_from(value)
     if magic != _MAGIC or nbytes ^ checksum != check:
         return Status.CORRUPT
@@ -47,7 +48,11 @@ def judge(value: memoryview) -> Status:
         return Status.SIZE_MISMATCH
     if value[-len(_END) :] != _END:
         return Status.CORRUPT
-    return OK if xxh3_64_intdigest(value[HEAD_NBYTES : -len(_END)]) == checksum else Status.CORRUPT
+    return OK if _checksum(value[HEAD_NBYTES : -len(_END)], name) == checksum else Status.CORRUPT
+
+
+def _checksum(page: memoryview, name: str) -> int:
+    return xxh3_64_intdigest(page, xxh3_64_intdigest(name.encode()))
 
 
 def copy_in(views: Sequence[memoryview], value: memoryview) -> None:

@@ -190,7 +190,7 @@ class EICStorage(HiCacheStorage):
         try:
             for position, (view, _) in enumerate(values):
                 if statuses[position] is OK:
-                    statuses[position] = judge(view)
+                    statuses[position] = judge(view, names[position])
                 if statuses[position] is OK:
                     copy_out(view, locs.views(position))
         finally:
@@ -201,9 +201,9 @@ class EICStorage(HiCacheStorage):
         workers = self._open_workers
         worker = workers.take(deadline)
         values = worker.memory.values(len(keys), FRAME_NBYTES + locs.nbytes)
-        for position, (view, _) in enumerate(values):
+        for position, (name, (view, _)) in enumerate(zip(self._names(keys), values, strict=True)):
             copy_in(locs.views(position), view)
-            write_head(view)
+            write_head(view, name)
         # A key says its component, and with it the page's size; where it is another one, the size must be
         # looked at.
         own = f".{locs.component.key}"
@@ -364,4 +364,4 @@ def _holds(eic: Native, name: str, nbytes: int, deadline: float) -> bool:
     """True where a value is a whole page of this size; it has to be fetched for that."""
     value = memoryview(bytearray(nbytes))
     statuses = eic.get([name], [(address_of(value), nbytes)], False, deadline)
-    return statuses == [OK] and judge(value) is OK
+    return statuses == [OK] and judge(value, name) is OK
