@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 from contextlib import closing
 
 import pytest
-from hf3fs_builders import NBYTES, Opener, an_arena, keys_of
+from hf3fs_builders import NBYTES, Opener, an_arena, keys_of, soon
 
+from hicache_conformance.calls import Call
 from hicache_core import Status
 from hicache_core.errors import BackendUnavailable
+from hicache_hf3fs import pagefile
 from hicache_hf3fs.harness import Hf3fsHarness
-from hicache_hf3fs.metadata import PageFileConflict
+from hicache_hf3fs.metadata import PageFileConflict, PageRef, Reservation
+from hicache_hf3fs.metadata_http import MetadataClient
 from hicache_hf3fs.pagefile import open_page_file
+from hicache_hf3fs.storage import HiCacheHF3FS
 
 OK, MISS, ERROR, UNAVAILABLE = Status.OK, Status.MISS, Status.ERROR, Status.UNAVAILABLE
 
@@ -116,32 +123,24 @@ def test_what_was_read_or_written_while_the_file_changed_hands_counts_for_nothin
         assert storage.batch_contains(keys_of(1, "new")) == [MISS]
 
 
-def test_two_storages_that_were_served_anew_go_on_together(opener: Opener):
+def test_two_storages_that_were_served_anew_go_on_together(opener: Opener, own_server):
     """Their server lost its database: the first to be told takes the file over for both."""
-    harness = Hf3fsHarness({})
-    harness.start()
-    try:
-        arena = an_arena(4)
-        storages = [opener(arena, metadata_url=harness.options()["metadata_url"]) for _ in range(2)]
-        assert storages[0].batch_set(keys_of(2), arena.pages([0, 1])) == [OK] * 2
-        harness.kill()
-        for leftover in harness._database().parent.glob("*.sqlite*"):
-            leftover.unlink()
-        harness.restart()
-        assert storages[0].batch_set(keys_of(2), arena.pages([1, 0])) == [OK] * 2
-        assert storages[1].batch_get(keys_of(2), arena.pages([2, 3])) == [OK] * 2
-        arena.check({2: b"\2" * NBYTES, 3: b"\1" * NBYTES})
-        assert storages[1].batch_set(keys_of(2, "more"), arena.pages([0, 1])) == [OK] * 2
-        for storage in storages:
-            storage.close()
-    finally:
-        harness.stop()
+    arena, url = an_arena(4), own_server.options()["metadata_url"]
+    storages = [opener(arena, metadata_url=url) for _ in range(2)]
+    assert storages[0].batch_set(keys_of(2), arena.pages([0, 1])) == [OK] * 2
+    lose_database(own_server)
+    assert storages[0].batch_set(keys_of(2), arena.pages([1, 0])) == [OK] * 2
+    assert storages[1].batch_get(keys_of(2), arena.pages([2, 3])) == [OK] * 2
+    arena.check({2: b"\2" * NBYTES, 3: b"\1" * NBYTES})
+    assert storages[1].batch_set(keys_of(2, "more"), arena.pages([0, 1])) == [OK] * 2
+    for storage in storages:
+        storage.close()
 
 
 def test_a_file_says_who_owns_it(tmp_path):
     with closing(open_page_file(str(tmp_path), "kv", NBYTES, 4 * NBYTES)) as file:
         assert file.owner() == ""
-        file.own("a" * 32)
+        file.own("a" * 32, alone=False)
     with closing(open_page_file(str(tmp_path), "kv", NBYTES, 4 * NBYTES)) as file:
         assert file.owner() == "a" * 32
 
@@ -151,10 +150,160 @@ def test_a_file_that_another_has_locked_does_not_change_hands(tmp_path):
         closing(open_page_file(str(tmp_path), "kv", NBYTES, 4 * NBYTES)) as one,
         closing(open_page_file(str(tmp_path), "kv", NBYTES, 4 * NBYTES)) as other,
     ):
-        one.own("a" * 32)
-        one.keep_others_out()
+        one.own("a" * 32, alone=True)
+        one.hold(alone=True)
         with pytest.raises(BackendUnavailable):
-            other.own("b" * 32)
-        one.let_others_in()
-        other.own("b" * 32)
+            other.own("b" * 32, alone=False)
+        one.hold(alone=False)
+        other.own("b" * 32, alone=False)
         assert one.owner() == "b" * 32
+
+
+def lose_database(harness: Hf3fsHarness) -> None:
+    harness.kill()
+    for leftover in harness._database().parent.glob("*.sqlite*"):
+        leftover.unlink()
+    harness.restart()
+
+
+@pytest.fixture
+def own_server():
+    """A metadata server that one test may do anything to."""
+    harness = Hf3fsHarness({})
+    harness.start()
+    yield harness
+    harness.stop()
+
+
+def test_a_client_that_stopped_half_way_through_a_takeover_spoils_nothing(opener: Opener, own_server):
+    """It had told the new database of the file, and not the file: the others went on, and were refused later."""
+    arena, url = an_arena(4), own_server.options()["metadata_url"]
+    storage = opener(arena, metadata_url=url)
+    assert storage.batch_set(keys_of(2), arena.pages([0, 1])) == [OK] * 2
+    lose_database(own_server)
+    file = storage._files[arena.component.key]
+    with closing(MetadataClient(url, "0" * 32)) as stopped:
+        stopped.initialize(file.rank, file.label, file.owner(), deadline=soon())
+    assert storage.batch_get(keys_of(2), arena.pages([2, 3])) == [MISS] * 2
+    assert storage.batch_set(keys_of(2), arena.pages([1, 0])) == [OK] * 2
+    storage.close()
+    with closing(opener(arena, metadata_url=url)) as again:
+        assert again.batch_get(keys_of(2), arena.pages([2, 3])) == [OK] * 2
+    arena.check({2: b"\2" * NBYTES, 3: b"\1" * NBYTES})
+
+
+@pytest.mark.clause("C2")
+def test_a_page_that_was_looked_up_in_a_database_that_is_no_more_is_not_read(
+    opener: Opener, own_server, monkeypatch: pytest.MonkeyPatch
+):
+    """Another thread's set agrees with the new one meanwhile, and takes the page."""
+    arena = an_arena(2)
+    storage = opener(arena, metadata_url=own_server.options()["metadata_url"], checksum=False)
+    assert storage.batch_set(keys_of(1), arena.pages([0])) == [OK]
+    read = storage._client.read
+
+    def late(*arguments, **options):
+        lose_database(own_server)
+        assert storage.batch_set(keys_of(1, "other"), arena.pages([1])) == [OK]
+        read(*arguments, **options)
+
+    monkeypatch.setattr(storage._client, "read", late)
+    assert storage.batch_get(keys_of(1), arena.pages([0])) == [UNAVAILABLE]
+    storage.close()
+
+
+def test_metadata_of_its_own_takes_no_file_from_the_clients_of_a_server(opener: Opener, own_server):
+    """One start without metadata_url, by mistake."""
+    arena, url = an_arena(2), own_server.options()["metadata_url"]
+    storage = opener(arena, metadata_url=url)
+    assert storage.batch_set(keys_of(1), arena.pages([0])) == [OK]
+    with pytest.raises(BackendUnavailable) as caught:
+        opener(arena)
+    assert "is in use with other metadata" in str(caught.value)
+    assert storage.batch_get(keys_of(1), arena.pages([1])) == [OK]
+    storage.close()
+
+
+@pytest.mark.parametrize("metadata", ["server", "local"])
+def test_a_file_system_without_locks_will_do(opener: Opener, server: Hf3fsHarness, monkeypatch, metadata):
+    def none(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(pagefile.fcntl, "fcntl", none)
+    arena = an_arena(2)
+    options = {"metadata_url": server.options()["metadata_url"]} if metadata == "server" else {}
+    storage = opener(arena, **options)
+    assert storage.batch_set(keys_of(1), arena.pages([0])) == [OK]
+    assert storage.batch_get(keys_of(1), arena.pages([1])) == [OK]
+    storage.close()
+
+
+def test_a_child_holds_no_page_file(opener: Opener):
+    arena = an_arena(1)
+    storage = opener(arena)
+    assert storage.batch_set(keys_of(1), arena.pages([0])) == [OK]
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(20)
+            signal.pause()
+        finally:
+            os._exit(0)
+    try:
+        storage.close()
+        opener(arena, metadata_path=str(opener.root / "other.sqlite")).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.clause("C13")
+def test_a_child_that_was_forked_while_its_parent_opens_a_root_does_not_share_it(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+):
+    """Its metadata was open, and nobody had been told yet that a child must let go of it."""
+    entered, gate, serve = threading.Event(), threading.Event(), HiCacheHF3FS._serve
+
+    def stuck(*arguments):
+        entered.set()
+        gate.wait(20)
+        return serve(*arguments)
+
+    monkeypatch.setattr(HiCacheHF3FS, "_serve", stuck)
+    call = Call(lambda: opener(an_arena(1)))
+    assert entered.wait(10)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            signal.alarm(20)
+            HiCacheHF3FS._serve = serve
+            opener(an_arena(1))
+        except BackendUnavailable:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (
+        "the child opened what its parent has open"
+    )
+    gate.set()
+    call.result().close()
+
+
+@pytest.mark.parametrize("page", [64, -2])
+def test_a_page_that_the_file_has_not_is_neither_read_nor_written(opener: Opener, monkeypatch, page: int):
+    """The one behind the last is the label."""
+    arena = an_arena(1)
+    storage = opener(arena)
+    assert storage.batch_set(keys_of(1), arena.pages([0])) == [OK]
+    rank = arena.component.key
+    monkeypatch.setattr(
+        storage._metadata, "get_page_indices", lambda *_, **__: [PageRef(rank, page, NBYTES, None)]
+    )
+    monkeypatch.setattr(
+        storage._metadata, "reserve_and_allocate_page_indices", lambda *_, **__: [Reservation(False, page)]
+    )
+    assert storage.batch_get(keys_of(1), arena.pages([0])) == [UNAVAILABLE]
+    assert storage.batch_set(keys_of(1, "new"), arena.pages([0])) == [UNAVAILABLE]
+    storage.close()
+    open_page_file(str(opener.root), rank, NBYTES, 64 * NBYTES).close()

@@ -444,3 +444,29 @@ def test_a_report_that_is_late_leaves_what_was_read(opener: Opener, monkeypatch)
     monkeypatch.setattr(storage._metadata, "report_bad", late)
     assert storage.batch_get(keys_of(2), arena.pages([2, 3])) == [CORRUPT, OK]
     assert arena.read(3) == b"\2" * NBYTES
+
+
+@pytest.mark.clause("C11")
+def test_an_interrupted_caller_outlasts_its_helpers(monkeypatch: pytest.MonkeyPatch):
+    """A helper may still write into a slot, and the slot is the caller's again when the call returns."""
+    crew, both, go, done = Crew(1), threading.Barrier(2), threading.Event(), []
+    caller, wait = threading.current_thread(), threading.Condition.wait
+
+    def interrupted(condition, timeout=None):
+        if threading.current_thread() is caller and not go.is_set():
+            go.set()
+            raise KeyboardInterrupt
+        return wait(condition, timeout)
+
+    def job() -> None:
+        both.wait(10)
+        if threading.current_thread() is caller:
+            monkeypatch.setattr(threading.Condition, "wait", interrupted)
+        else:
+            go.wait(10)
+            done.append("helper")
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run([job, job])
+    assert done == ["helper"]
+    crew.close()

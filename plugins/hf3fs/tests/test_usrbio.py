@@ -21,7 +21,7 @@ from hicache_hf3fs.options import Hf3fsOptions
 from hicache_hf3fs.page_io import PageIO
 from hicache_hf3fs.pagefile import PageFile, open_page_file
 from hicache_hf3fs.usrbio_client import UsrbioClient
-from hicache_hf3fs.usrbio_lane import _SharedMemory
+from hicache_hf3fs.usrbio_lane import Lane, _SharedMemory
 
 OK, TIMEOUT = Status.OK, Status.TIMEOUT
 
@@ -379,3 +379,22 @@ def test_the_double_ends_its_threads(mount):
     assert threading.active_count() == before + 4
     del rings
     assert until(lambda: threading.active_count() == before)
+
+
+@pytest.mark.clause("C11")
+def test_what_an_interrupted_batch_left_in_the_ring_reaches_no_slot(opener: Opener, monkeypatch):
+    """Its lane was idle again, and the next batch settled its pages as well."""
+    arena = an_arena(4)
+    storage = opener(arena, client="usrbio", numjobs=1)
+    keys = keys_of(2)
+    assert storage.batch_set(keys, arena.pages([0, 1])) == [OK] * 2
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lane, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            storage.batch_get(keys[:1], arena.pages([2]))
+    assert storage.batch_get(keys[1:], arena.pages([3])) == [OK]
+    arena.check({3: b"\2" * NBYTES})

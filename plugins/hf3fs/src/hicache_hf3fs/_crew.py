@@ -104,7 +104,15 @@ class _Effort:
 
     def finish(self) -> None:
         self.jobs.clear()  # there are some where one has raised
-        with self._idle:
-            self._over = True
-            while self._helping:
-                self._idle.wait()
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                with self._idle:
+                    self._over = True
+                    while self._helping:
+                        self._idle.wait()
+                break
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C; a helper may still write into a slot
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt

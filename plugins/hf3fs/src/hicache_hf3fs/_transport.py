@@ -28,12 +28,18 @@ class DeadlineTransport(httpx.HTTPTransport):
         # No proxy, whatever the environment says: it has no business between two hosts of a cluster.
         super().__init__(verify=tls, trust_env=False)
         self._clock = _Clock()
-        self._pool = httpcore.ConnectionPool(
-            ssl_context=httpx.create_ssl_context() if tls else None,
-            max_connections=max_connections,
-            keepalive_expiry=None,
-            network_backend=_Backend(self._clock),
-        )
+        context = httpx.create_ssl_context() if tls else None
+
+        def make_pool() -> httpcore.ConnectionPool:
+            return httpcore.ConnectionPool(
+                ssl_context=context,
+                max_connections=max_connections,
+                keepalive_expiry=None,
+                network_backend=_Backend(self._clock),
+            )
+
+        self._make_pool = make_pool
+        self._pool = make_pool()
 
     def ask(self, request: httpx.Request, deadline: float) -> tuple[int, bytes]:
         """Send a request; give status and body.
@@ -42,8 +48,14 @@ class DeadlineTransport(httpx.HTTPTransport):
         """
         self._clock.deadline = deadline
         request.extensions["timeout"] = {"pool": max(0.0, deadline - time.monotonic())}
-        response = self.handle_request(request)
-        return response.status_code, response.read()
+        try:
+            response = self.handle_request(request)
+            return response.status_code, response.read()
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, say, which may leave httpcore's locks held by nobody
+            self._pool = self._make_pool()
+            raise
 
 
 class _Clock(threading.local):

@@ -134,6 +134,8 @@ class Verbs:
             asked = json.loads(body)
             for hold in numbers(asked.get("ended", [])):
                 self._table.end_read(hold)
+            if asked.get("database", "") not in ("", self._table.terms.database):
+                raise PageFileUnknown(asked["rank"])  # to this one: the client means another database's pages
             return 200, self._verbs[verb](namespace, asked)
         except HiCacheError as error:
             return _STATUS.get(type(error), 503), pack_error(error)

@@ -63,6 +63,7 @@ class MetadataClient(Hf3fsMetadataInterface):
         self._url = url
         self._retries = retries
         self._ended: deque[int] = deque()
+        self._database = ""
         base = httpx.URL(f"{url}{PREFIX}{namespace}/")
         self._urls = {verb: base.join(verb) for verb in VERBS}
         self._headers = httpx.Headers({"host": base.netloc.decode(), "content-type": "application/json"})
@@ -82,13 +83,16 @@ class MetadataClient(Hf3fsMetadataInterface):
 
     def initialize(self, rank: str, label: PageFileLabel, owner: str = "", *, deadline: float) -> Terms:
         asked = {"rank": rank, "label": pack_label(label), "owner": owner}
-        return self._ask("initialize", deadline, unpack_terms, **asked)
+        terms = self._ask("initialize", deadline, unpack_terms, **asked)
+        self._database = terms.database
+        return terms
 
     def reserve_and_allocate_page_indices(
         self, rank: str, keys: Sequence[tuple[str, str]], *, lease: int, deadline: float
     ) -> list[Reservation]:
         names, read = pack_keys([key for key, _ in keys]), partial(unpack_reservations, count=len(keys))
-        return self._ask("reserve", deadline, read, rank=rank, keys=names, lease=lease)
+        believed = self._database
+        return self._ask("reserve", deadline, read, rank=rank, keys=names, lease=lease, database=believed)
 
     def confirm_write(
         self,
@@ -99,15 +103,16 @@ class MetadataClient(Hf3fsMetadataInterface):
         lease: int,
         deadline: float,
     ) -> list[bool]:
-        columns, release = pack_written(written), list(pages_to_release)
-        read = partial(unpack_flags, count=len(written))
-        return self._ask("confirm", deadline, read, rank=rank, release=release, lease=lease, **columns)
+        columns, read = pack_written(written), partial(unpack_flags, count=len(written))
+        asked = columns | {"release": list(pages_to_release), "lease": lease, "database": self._database}
+        return self._ask("confirm", deadline, read, rank=rank, **asked)
 
     def get_page_indices(
         self, rank: str, keys: Sequence[str], *, hold: int, deadline: float
     ) -> list[PageRef | None]:
         read = partial(unpack_refs, rank=rank, count=len(keys))
-        return self._ask("get", deadline, read, rank=rank, keys=pack_keys(keys), hold=hold)
+        asked = {"keys": pack_keys(keys), "hold": hold, "database": self._database}
+        return self._ask("get", deadline, read, rank=rank, **asked)
 
     def end_read(self, hold: int) -> None:
         self._ended.append(hold)

@@ -183,6 +183,8 @@ def _start_anew_in_child() -> None:
     _registry_lock = threading.Lock()
     while _opening:
         os.close(_opening.pop())
+    for shared in list(_tables.values()):  # whoever uses it: some are not told, as one that is being opened
+        shared.abandon()
 
 
 os.register_at_fork(after_in_child=_start_anew_in_child)

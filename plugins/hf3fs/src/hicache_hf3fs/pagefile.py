@@ -34,6 +34,10 @@ _CRC = struct.Struct("<I")
 #: Where the owner's id lies within the label's room; zeros where nobody owns the file.
 _OWNER_AT = 2048
 _OWNER_NBYTES = 16
+#: What is locked of a file by who has metadata of its own, and by the clients of a server.
+_ALONE, _SERVED = 0, 1
+#: How long an owner that changes is waited for.
+_TAKEOVER_S = 0.25
 #: A file that is being made is not older.
 _MAKING_S = 3600
 _NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -49,7 +53,13 @@ class PageFile:
     label: PageFileLabel
 
     def offset(self, index: int) -> int:
-        """Give where a page begins."""
+        """Give where a page begins; BackendUnavailable where the file has no such page."""
+        if not 0 <= index < self.label.num_pages:
+            raise BackendUnavailable(
+                f"the metadata names a page that {self.path!r} has not",
+                value=f"page {index} of {self.label.num_pages}",
+                remedy="It is damaged: restore it, or start with a new database.",
+            )
         return index * self.label.page_nbytes
 
     def owner(self) -> str:
@@ -57,39 +67,45 @@ class PageFile:
         owner = os.pread(self.fd, _OWNER_NBYTES, self._owner_at)
         return owner.hex() if any(owner) else ""
 
-    def own(self, database: str) -> None:
+    def own(self, database: str, *, alone: bool) -> None:
         """Write down the database that gives out the pages from now on.
 
-        Raises: BackendUnavailable, where a process with metadata of its own works with another one's;
-            OSError.
+        A server takes over from another server, whose clients look who the owner is. Nobody takes over from a
+        process with metadata of its own, and such a process (``alone``) from nobody who has the file open.
+
+        Raises: BackendUnavailable, where somebody works with another one's; OSError.
         """
-        if self.owner() not in ("", database):
-            self._lock(fcntl.LOCK_EX)
-        os.pwrite(self.fd, bytes.fromhex(database), self._owner_at)
-        os.fsync(self.fd)
+        until = time.monotonic() + _TAKEOVER_S
+        while (owner := self.owner()) not in ("", database):  # another client may be about to write ours
+            if self._lock(_ALONE, fcntl.F_WRLCK) and (not alone or self._lock(_SERVED, fcntl.F_WRLCK)):
+                break
+            if time.monotonic() > until:
+                self._lock(_ALONE, fcntl.F_UNLCK)
+                raise BackendUnavailable(
+                    f"the page file {self.path!r} is in use with other metadata",
+                    remedy="Stop the other process, or name another root.",
+                )
+            time.sleep(_TAKEOVER_S / 50)
+        if owner != database:
+            os.pwrite(self.fd, bytes.fromhex(database), self._owner_at)
+            os.fsync(self.fd)
 
-    def keep_others_out(self) -> None:
-        """Let no other database take over the file for as long as it is open."""
-        self._lock(fcntl.LOCK_SH)
-
-    def let_others_in(self) -> None:
-        """Let them: every client of the owner's server looks who it is."""
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
+    def hold(self, *, alone: bool) -> None:
+        """Tell others, for as long as the file is open, that it is in use."""
+        self._lock(_ALONE, fcntl.F_RDLCK if alone else fcntl.F_UNLCK)
+        self._lock(_SERVED, fcntl.F_UNLCK if alone else fcntl.F_RDLCK)
 
     @property
     def _owner_at(self) -> int:
         return self.label.num_pages * self.label.page_nbytes + _OWNER_AT
 
-    def _lock(self, how: int) -> None:
+    def _lock(self, byte: int, how: int) -> bool:
+        """Lock one byte for this descriptor, its copies included; False where another's lock forbids it."""
         try:
-            fcntl.flock(self.fd, how | fcntl.LOCK_NB)
+            fcntl.fcntl(self.fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", how, os.SEEK_SET, byte, 1, 0))
         except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                return  # a file system without locks
-            raise BackendUnavailable(
-                f"the page file {self.path!r} is in use with other metadata",
-                remedy="Stop the other process, or name another root.",
-            ) from error
+            return error.errno not in (errno.EAGAIN, errno.EACCES)  # else a file system without locks
+        return True
 
     def close(self) -> None:
         """Close the descriptor."""

@@ -112,10 +112,12 @@ class HiCacheHF3FS(HiCacheStorage):
     def after_fork_in_child(self) -> None:
         super().after_fork_in_child()
         self._files_lock = threading.Lock()
-        # What is shared with the parent is not given back here: sockets and descriptors end with the child.
+        # What is shared with the parent is not given back here: sockets end with the child.
         client, self._client = self._client, None
         metadata, self._metadata = self._metadata, None
-        self._files = {}
+        files, self._files = self._files, {}
+        for file in files.values():
+            file.close()  # or the parent's lock would outlive the parent
         if client is not None:
             client.abandon_in_child()
         if metadata is not None:
@@ -196,9 +198,14 @@ class HiCacheHF3FS(HiCacheStorage):
         self, meta: Hf3fsMetadataInterface, keys: Sequence[str], locs: Pages, deadline: float
     ) -> list[Status]:
         started, hold = time.monotonic(), new_ticket()
-        refs = meta.get_page_indices(locs.component.key, keys, hold=hold, deadline=deadline)
+        rank, database = locs.component.key, self._terms.database
         try:
-            statuses = self._read(refs, locs, deadline)
+            refs = meta.get_page_indices(rank, keys, hold=hold, deadline=deadline)
+        except PageFileUnknown:  # the server has another database now
+            database = self._agree(meta, self._file(rank, locs.nbytes, deadline), deadline)
+            refs = meta.get_page_indices(rank, keys, hold=hold, deadline=deadline)
+        try:
+            statuses = self._read(refs, locs, database, deadline)
         finally:
             meta.end_read(hold)
         if time.monotonic() - started > self._terms.hold_s:
@@ -214,7 +221,9 @@ class HiCacheHF3FS(HiCacheStorage):
                 meta.report_bad(bad, deadline=deadline)
         return statuses
 
-    def _read(self, refs: Sequence[PageRef | None], locs: Pages, deadline: float) -> list[Status]:
+    def _read(
+        self, refs: Sequence[PageRef | None], locs: Pages, database: str, deadline: float
+    ) -> list[Status]:
         statuses: list[Status] = [Status.MISS] * len(refs)
         reads: dict[str, list[tuple[int, PageRef]]] = {}
         for position, ref in enumerate(refs):
@@ -230,7 +239,7 @@ class HiCacheHF3FS(HiCacheStorage):
             file = self._file(rank, locs.nbytes, deadline)
             pages = [PageIO(file.offset(ref.page), locs.views(at), ref.nbytes) for at, ref in chosen]
             self._mover.read(file, pages, checksum=self._checksum, deadline=deadline)
-            self._see_that_it_is_ours(file)
+            self._check_owner(file, database)
             for page, (position, ref) in zip(pages, chosen, strict=True):
                 statuses[position] = _verdict(page, ref)
         return statuses
@@ -242,8 +251,14 @@ class HiCacheHF3FS(HiCacheStorage):
         first: dict[str, int] = {}
         for position, key in enumerate(keys):
             first.setdefault(key, position)
-        names, lease = list(first), new_ticket()
-        taken = self._reserve(meta, file, names, lease, deadline)
+        names, lease, database = list(first), new_ticket(), self._terms.database
+        try:
+            taken = self._reserve(meta, file, names, lease, deadline)
+        except PageFileUnknown:
+            # The server came back with a new database: everything is a miss there, and the file is as good
+            # as new.
+            database = self._agree(meta, file, deadline)
+            taken = self._reserve(meta, file, names, lease, deadline)
         outcome: dict[str, Status] = {}
         writes: list[tuple[str, int, PageIO]] = []
         for name, (existed, index) in zip(names, taken, strict=True):
@@ -257,7 +272,7 @@ class HiCacheHF3FS(HiCacheStorage):
         if writes:
             pages = [page for _, _, page in writes]
             self._mover.write(file, pages, checksum=self._checksum, deadline=deadline)
-            self._see_that_it_is_ours(file)
+            self._check_owner(file, database)
             outcome.update(self._confirm(meta, file, writes, lease, deadline))
         return [outcome[key] for key in keys]
 
@@ -271,13 +286,7 @@ class HiCacheHF3FS(HiCacheStorage):
     ) -> list[Reservation]:
         # An engine hands over pages of several prefixes at once and does not say which page follows which.
         wanted = [(name, "") for name in names]
-        try:
-            return meta.reserve_and_allocate_page_indices(file.rank, wanted, lease=lease, deadline=deadline)
-        except PageFileUnknown:
-            # The server came back with a new database: everything is a miss there, and the file is as good
-            # as new.
-            self._agree(meta, file, deadline)
-            return meta.reserve_and_allocate_page_indices(file.rank, wanted, lease=lease, deadline=deadline)
+        return meta.reserve_and_allocate_page_indices(file.rank, wanted, lease=lease, deadline=deadline)
 
     def _confirm(
         self,
@@ -316,12 +325,12 @@ class HiCacheHF3FS(HiCacheStorage):
     def _file(self, rank: str, page_nbytes: int, deadline: float) -> PageFile:
         """Give the open page file of a rank, opened and agreed on with the metadata on first need."""
         file = self._files.get(rank)
-        if file is not None and self._is_ours(file):
+        if file is not None and self._is_ours(file, self._terms.database):
             return file
         with self._files_lock:
             file = self._files.get(rank)
             if file is not None:
-                if not self._is_ours(file):
+                if not self._is_ours(file, self._terms.database):
                     self._agree(self._meta, file, deadline)
             else:
                 file = open_page_file(self.options.root, rank, page_nbytes, self.options.file_size)
@@ -335,37 +344,40 @@ class HiCacheHF3FS(HiCacheStorage):
                 self._files[rank] = file
         return file
 
-    def _agree(self, meta: Hf3fsMetadataInterface, file: PageFile, deadline: float) -> None:
-        """Have the metadata know the file, and the file its metadata; see that leases outlast a verb."""
+    def _agree(self, meta: Hf3fsMetadataInterface, file: PageFile, deadline: float) -> str:
+        """Have the metadata know the file, and the file its metadata's database, which is given.
+
+        See that leases outlast a verb.
+        """
+        alone = self.options.metadata_url is None
         try:
-            self._terms = meta.initialize(file.rank, file.label, file.owner(), deadline=deadline)
-            if file.owner() != self._terms.database:
-                file.own(self._terms.database)
-            if self.options.metadata_url is None:
-                file.keep_others_out()
-            else:
-                file.let_others_in()
+            terms = meta.initialize(file.rank, file.label, file.owner(), deadline=deadline)
+            file.own(terms.database, alone=alone)
+            file.hold(alone=alone)
         except OSError as error:
             raise BackendUnavailable(f"the page file {file.path!r} failed", value=str(error)) from error
-        shortest = min(self._terms.lease_s, self._terms.hold_s)
+        self._terms = terms
+        shortest = min(terms.lease_s, terms.hold_s)
         if shortest < self.config.timeout_s:
             complaint = (
                 f"pages are kept for {shortest:g} s (lease_s, hold_s) and a call may take timeout_s, "
                 f"{self.config.timeout_s:g} s: raise the former, on the metadata server where there is one"
             )
             raise InvalidOptions("hf3fs", [("hold_s", complaint, "")])
+        return terms.database
 
-    def _is_ours(self, file: PageFile) -> bool:
+    def _is_ours(self, file: PageFile, database: str) -> bool:
         """False where another database gives out the file's pages by now."""
         if not self._watched:
             return True
         try:
-            return file.owner() == self._terms.database
+            return file.owner() == database
         except OSError:
             return False
 
-    def _see_that_it_is_ours(self, file: PageFile) -> None:
-        if not self._is_ours(file):
+    def _check_owner(self, file: PageFile, database: str) -> None:
+        """Make sure that what was read or written since ``database`` named the pages is its."""
+        if not self._is_ours(file, database):
             raise BackendUnavailable(f"the page file {file.path!r} was taken over by other metadata")
 
     @property

@@ -84,6 +84,8 @@ class Lane:
 
     def drained(self) -> bool:
         """True when nothing is in flight: completions that were left behind are taken out and dropped."""
+        self._lost |= set(self._flights)  # of a batch that was interrupted
+        self._flights.clear()
         ring = self._rings[self._reading]
         while self._lost and not self.broken:
             done = self._guarded(lambda: ring.wait(len(self._lost), 0, timedelta(0)))

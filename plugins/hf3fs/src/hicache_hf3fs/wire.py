@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 from hicache_core.errors import HiCacheError
@@ -174,7 +175,7 @@ def unpack_label(fields: Any) -> PageFileLabel:
 
 def unpack_rank(name: Any) -> str:
     """Read the name of a page file, which becomes a part of a path; ValueError where it is none."""
-    if not isinstance(name, str) or not 0 < len(name) < 256 or "/" in name or "\0" in name:
+    if not isinstance(name, str) or not 0 < len(name.encode()) < 250 or "/" in name or "\0" in name:
         raise ValueError(f"{name!r} is not the name of a page file")
     return name
 
@@ -182,7 +183,9 @@ def unpack_rank(name: Any) -> str:
 def unpack_terms(answer: Any) -> Terms:
     """Read the answer to an initialisation; ValueError where it is none."""
     lease_s, hold_s, database = answer
-    return Terms(float(lease_s), float(hold_s), bytes.fromhex(database).hex())
+    if not (0 < lease_s < inf and 0 < hold_s < inf and len(bytes.fromhex(database)) == 16):
+        raise ValueError(f"{answer!r} are no terms")
+    return Terms(float(lease_s), float(hold_s), database.lower())
 
 
 def unpack_reservations(answer: Any, count: int) -> list[Reservation]:
@@ -192,7 +195,7 @@ def unpack_reservations(answer: Any, count: int) -> list[Reservation]:
 
 
 def _places(pages: Any, count: int) -> list[int]:
-    if len(pages) != count or (pages and (set(map(type, pages)) != {int} or max(pages) > _MOST_PAGES)):
+    if len(numbers(pages, NO_PAGE)) != count:
         raise ValueError(f"the places of {len(pages)} pages, {count} are wanted")
     return list(pages)
 
