@@ -176,7 +176,7 @@ def own_server():
 
 
 def test_a_client_that_stopped_half_way_through_a_takeover_spoils_nothing(opener: Opener, own_server):
-    """It had told the new database of the file, and not the file: the others went on, and were refused later."""
+    """It had told the database of the file, and not the file; the others went on, and were refused later."""
     arena, url = an_arena(4), own_server.options()["metadata_url"]
     storage = opener(arena, metadata_url=url)
     assert storage.batch_set(keys_of(2), arena.pages([0, 1])) == [OK] * 2
