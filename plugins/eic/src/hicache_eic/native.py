@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hicache_core.errors import BackendDependencyMissing, BackendUnavailable, InvalidOptions
+from hicache_core.errors import BackendDependencyMissing, BackendTimeout, BackendUnavailable, InvalidOptions
 from hicache_core.status import OK, Status
 from hicache_eic.options import EicOptions
 
@@ -100,7 +100,11 @@ class Native:
     def _each(
         self, count: int, at_once: int, call: Callable[[Sequence[int]], Any], deadline: float
     ) -> list[Status]:
-        """Call with the positions that are not settled, until all are, tries are used up, or it is late."""
+        """Call with the positions that are not settled, until all are, or tries are used up.
+
+        Raises: BackendTimeout, where a call would begin after the deadline. The caller has left by then and
+        was told TIMEOUT: what begins later would undo what others do from then on.
+        """
         statuses: list[Status] = [Status.ERROR] * count
         left, pause = list(range(count)), _FIRST_PAUSE_S
         for attempt in range(self._options.retries + 1):
@@ -110,6 +114,8 @@ class Native:
                 time.sleep(pause)
                 pause *= 2
             for start in range(0, len(left), at_once):
+                if time.monotonic() >= deadline:
+                    raise late()
                 chosen = left[start : start + at_once]
                 for position, status in zip(chosen, self._settled(call, chosen), strict=True):
                     statuses[position] = status
@@ -121,12 +127,14 @@ class Native:
 
     def _settled(self, call: Callable[[Sequence[int]], Any], chosen: Sequence[int]) -> list[Status]:
         try:
-            codes = list(call(chosen).status_codes)
-        except (RuntimeError, OSError):
-            codes = []
-        if len(codes) != len(chosen):
-            return [Status.ERROR] * len(chosen)
-        return [self._codes.get(code, Status.ERROR) for code in codes]
+            statuses = [self._status(code) for code in call(chosen).status_codes]
+        except Exception:  # noqa: BLE001 - whatever the library raises or answers is its failure, not ours
+            statuses = []
+        return statuses if len(statuses) == len(chosen) else [Status.ERROR] * len(chosen)
+
+    def _status(self, code: Any) -> Status:
+        # False equals SUCCESS, and is no code.
+        return Status.ERROR if isinstance(code, bool) else self._codes.get(code, Status.ERROR)
 
     def _vector(self, names: Sequence[str], chosen: Sequence[int]) -> Any:
         vector = self._eic.StringVector()
@@ -184,12 +192,17 @@ def connect(module: Any, options: EicOptions, interfaces: str) -> Native:
             os.makedirs(options.log_dir, exist_ok=True)
         client = module.Client()
         code = client.init(options.instance_id, options.endpoint, about)
-    except (RuntimeError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever the library raises
         code = error
-    if code != 0:
+    if isinstance(code, bool) or code != 0:
         raise BackendUnavailable(
             f"EIC at {options.url} does not take instance '{options.instance_id}'",
             value=f"init gave {code}",
             remedy="Check url, instance_id and that the service runs.",
         )
     return Native(module, client, options)
+
+
+def late() -> BackendTimeout:
+    """Make the error of a call that is not over at its deadline."""
+    return BackendTimeout("EIC gave no answer in time", remedy="Look at the service, or raise timeout_s.")

@@ -180,41 +180,38 @@ class EICStorage(HiCacheStorage):
 
     def _get(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
         workers = self._open_workers
-        worker = workers.take(deadline)
-        values = worker.memory.values(len(keys), FRAME_NBYTES + locs.nbytes)
-        for view, _ in values:
-            blank_head(view)
-        names, buffers = self._names(keys), [buffer for _, buffer in values]
-        registered = worker.memory.registered
-        statuses = workers.run(worker, lambda eic: eic.get(names, buffers, registered, deadline), deadline)
-        try:
+        with workers.lent(deadline) as worker:
+            values = worker.memory.values(len(keys), FRAME_NBYTES + locs.nbytes)
+            for view, _ in values:
+                blank_head(view)
+            names, buffers = self._names(keys), [buffer for _, buffer in values]
+            registered = worker.memory.registered
+            statuses = workers.run(
+                worker, lambda eic: eic.get(names, buffers, registered, deadline), deadline
+            )
             for position, (view, _) in enumerate(values):
                 if statuses[position] is OK:
                     statuses[position] = judge(view, names[position])
                 if statuses[position] is OK:
                     copy_out(view, locs.views(position))
-        finally:
-            workers.give_back(worker)
         return statuses
 
     def _set(self, keys: Sequence[str], locs: Pages, deadline: float) -> list[Status]:
-        workers = self._open_workers
-        worker = workers.take(deadline)
-        values = worker.memory.values(len(keys), FRAME_NBYTES + locs.nbytes)
-        for position, (name, (view, _)) in enumerate(zip(self._names(keys), values, strict=True)):
-            copy_in(locs.views(position), view)
-            write_head(view, name)
         # A key says its component, and with it the page's size; where it is another one, the size must be
         # looked at.
         own = f".{locs.component.key}"
         odd = {key for key in keys if not key.endswith(own)}
         self._odd.add(odd)
         odd |= {key for key in keys if key in self._odd}
-        buffers = [buffer for _, buffer in values]
-        job = partial(self._store, worker, keys, buffers, odd, deadline)
-        statuses = workers.run(worker, job, deadline)
-        workers.give_back(worker)
-        return statuses
+        workers = self._open_workers
+        with workers.lent(deadline) as worker:
+            values = worker.memory.values(len(keys), FRAME_NBYTES + locs.nbytes)
+            for position, (name, (view, _)) in enumerate(zip(self._names(keys), values, strict=True)):
+                copy_in(locs.views(position), view)
+                write_head(view, name)
+            buffers = [buffer for _, buffer in values]
+            job = partial(self._store, worker, keys, buffers, odd, deadline)
+            return workers.run(worker, job, deadline)
 
     # On a worker's thread.
 
@@ -249,8 +246,10 @@ class EICStorage(HiCacheStorage):
         if set(entered) == {OK}:
             shelf.writer.stored(lambda doomed: eic.delete(doomed, deadline))
         else:
-            # A page that the catalogue does not list would survive a clear.
-            eic.delete(names[len(records) :], deadline)
+            # A page that the catalogue does not list would survive a clear. One that this call did not store
+            # may be somebody else's by now.
+            own = [name for name, status in zip(names[len(records) :], stored, strict=True) if status is OK]
+            eic.delete(own, deadline)
             trouble = next(status for status in entered if status is not OK)
             stored = [trouble] * len(missing)
         for position, status in zip(missing, stored, strict=True):
@@ -321,10 +320,8 @@ class EICStorage(HiCacheStorage):
     def _call(self, work: Callable[[Native, Worker], T], deadline: float) -> T:
         """Do something on a worker; raises BackendTimeout, BackendUnavailable."""
         workers = self._open_workers
-        worker = workers.take(deadline)
-        result = workers.run(worker, lambda eic: work(eic, worker), deadline)
-        workers.give_back(worker)
-        return result
+        with workers.lent(deadline) as worker:
+            return workers.run(worker, lambda eic: work(eic, worker), deadline)
 
     def _answered(self, count: int, work: Callable[[], list[Status]]) -> list[Status]:
         try:

@@ -3,7 +3,7 @@
 EIC's calls have no timeout. So they run on daemon threads and see private memory only, never a slot; the
 caller copies, and walks away at the deadline. A thread that was left behind stays, with its memory, until
 its call ends, and is used again then. Beyond MAX_ABANDONED of them nobody waits any more: the service is
-stuck.
+stuck. Who waits for a worker gets one in his turn.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from hicache_core.buffers import address_of
-from hicache_core.errors import BackendTimeout, BackendUnavailable
-from hicache_eic.native import Native
+from hicache_core.errors import BackendUnavailable
+from hicache_eic.native import Native, late
 
 T = TypeVar("T")
 
@@ -37,64 +40,92 @@ class Workers:
         self._staging_nbytes = staging_nbytes
         self._changed = threading.Condition(threading.Lock())
         self._idle: list[Worker] = []
+        #: Who waits for a worker, the longest waiting first.
+        self._waiting: deque[object] = deque()
         self._made = 0
         self._abandoned = 0
         self._closed = False
 
-    def take(self, deadline: float) -> Worker:
-        """Give a worker that nobody uses; give it back, or have ``run`` leave it behind.
+    @contextmanager
+    def lent(self, deadline: float) -> Iterator[Worker]:
+        """Lend a worker that nobody else uses; it comes back at the end, unless ``run`` left it behind.
 
         Raises: BackendUnavailable, BackendTimeout.
         """
-        with self._changed:
-            while True:
-                if self._closed or self._abandoned >= min(MAX_ABANDONED, self._most):
-                    raise BackendUnavailable(
-                        "EIC does not answer",
-                        value=f"{self._abandoned} calls are left behind",
-                        remedy="Look at the service; calls work again once these end.",
-                    )
-                if self._idle:
-                    return self._idle.pop()
-                if self._made < self._most:
-                    self._made += 1
-                    break
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise _late()
-                self._changed.wait(left)
+        worker = self._take(deadline)
+        loan = worker.loan = object()
         try:
-            return Worker(self, self._staging_nbytes)
-        except BaseException:
+            if not worker.furnished:
+                self.run(worker, partial(worker.furnish, self._staging_nbytes), deadline)
+            yield worker
+        finally:
+            # By now a worker that was left behind may be somebody else's.
+            if worker.loan is loan:
+                self._give_back(worker)
+
+    def _take(self, deadline: float) -> Worker:
+        turn = object()
+        with self._changed:
+            self._waiting.append(turn)
+            try:
+                while True:
+                    if self._closed or self._abandoned >= min(MAX_ABANDONED, self._most):
+                        raise BackendUnavailable(
+                            "EIC does not answer",
+                            value=f"{self._abandoned} calls are left behind",
+                            remedy="Look at the service; calls work again once these end.",
+                        )
+                    if self._waiting[0] is turn:
+                        if self._idle:
+                            return self._idle.pop()
+                        if self._made < self._most:
+                            self._made += 1
+                            break
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        raise late()
+                    self._changed.wait(left)
+            finally:
+                self._waiting.remove(turn)
+                self._changed.notify_all()
+        try:
+            return Worker(self)
+        except BaseException as error:
             with self._changed:
                 self._made -= 1
+                self._changed.notify_all()
+            if isinstance(error, Exception):
+                raise _cannot_have("a thread", error) from error
             raise
 
-    def give_back(self, worker: Worker) -> None:
-        """Let others use a worker."""
+    def _give_back(self, worker: Worker) -> None:
         with self._changed:
+            worker.loan = None
             if not self._closed:
                 self._idle.append(worker)
-                self._changed.notify()
+                self._changed.notify_all()
                 return
         worker.end()
 
     def run(self, worker: Worker, call: Callable[[Native], T], deadline: float) -> T:
-        """Have a worker do a call and wait for it; the worker stays the caller's unless this raises.
+        """Have a worker that was lent do a call, and wait for it.
 
-        Raises: BackendTimeout, with the worker left behind; whatever the call raised, with it given back.
+        Raises: BackendTimeout, with the worker left behind; whatever the call raised.
         """
         job: _Job[T] = _Job(call)
-        worker.jobs.put(job)
-        job.done.acquire(timeout=max(0.0, deadline - time.monotonic()))
-        with self._changed:
-            if not job.finished:
-                job.abandoned = True
-                self._abandoned += 1
+        try:
+            worker.jobs.put(job)
+            job.done.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        finally:  # also where the wait is interrupted
+            with self._changed:
+                if not job.finished:
+                    job.abandoned = True
+                    worker.loan = None
+                    self._abandoned += 1
+                    self._changed.notify_all()
         if job.abandoned:
-            raise _late()
+            raise late()
         if job.error is not None:
-            self.give_back(worker)
             raise job.error
         return job.result
 
@@ -116,7 +147,7 @@ class Workers:
                 self._changed.notify_all()
         job.done.release()
         if job.abandoned:
-            self.give_back(worker)
+            self._give_back(worker)
 
     @property
     def native(self) -> Native:
@@ -142,13 +173,22 @@ class _Job(Generic[T]):
 class Worker:
     """A thread, its private memory, and whatever its owner keeps with it."""
 
-    def __init__(self, workers: Workers, nbytes: int) -> None:
+    memory: Memory
+
+    def __init__(self, workers: Workers) -> None:
         self.jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
-        self.memory = Memory(workers.native, nbytes)
+        self.furnished = False
+        #: Tells whose the worker is; None while it is idle or left behind.
+        self.loan: object | None = None
         #: The storage's own, one a worker.
         self.luggage: Any = None
         self._thread = threading.Thread(target=self._run, args=(workers,), name="hicache-eic", daemon=True)
         self._thread.start()
+
+    def furnish(self, nbytes: int, native: Native) -> None:
+        """Get memory, on the worker's thread: registering it is a call to EIC, and may hang."""
+        self.memory = Memory(native, nbytes)
+        self.furnished = True
 
     def end(self) -> None:
         """Have the thread end."""
@@ -167,12 +207,18 @@ class Worker:
 
 
 class Memory:
-    """Private memory, registered as what it is where EIC takes it."""
+    """Private memory, registered as what it is where EIC takes it.
+
+    Raises: BackendUnavailable.
+    """
 
     def __init__(self, native: Native, nbytes: int) -> None:
-        self.view = memoryview(mmap.mmap(-1, nbytes))
-        self.address = address_of(self.view)
-        self.registered = native.register(self.address, nbytes)
+        try:
+            self.view = memoryview(mmap.mmap(-1, nbytes))
+            self.address = address_of(self.view)
+            self.registered = native.register(self.address, nbytes)
+        except Exception as error:
+            raise _cannot_have(f"{nbytes} bytes of memory", error) from error
 
     def values(self, count: int, nbytes: int) -> list[tuple[memoryview, tuple[int, int]]]:
         """Lay out values of one size: each as a view, and as address and size."""
@@ -188,5 +234,9 @@ def stride_of(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _late() -> BackendTimeout:
-    return BackendTimeout("EIC gave no answer in time", remedy="Look at the service, or raise timeout_s.")
+def _cannot_have(what: str, error: Exception) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"there is not {what} for EIC's calls",
+        value=str(error),
+        remedy="Look at the limits of this process (ulimit -u, -l), or lower workers or staging.",
+    )
