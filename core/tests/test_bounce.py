@@ -395,3 +395,27 @@ def test_the_cache_itself_is_not_kept_alive_by_its_workers() -> None:
         assert isinstance(cache, HiCache)
         cache.get(["a"], pool.pages([0]))
     wait_until(lambda: not [t for t in threading.enumerate() if t.name == "hicache-bounce"])
+
+
+@pytest.mark.clause("C11")
+def test_callers_are_served_in_the_order_in_which_they_came() -> None:
+    """Who gave a worker back took it again, and of six busy threads two met their deadlines each time."""
+    with a_cache(Script(), a_pool(), bounce=True) as cache:
+        bouncer, order = Bouncer(cache.storage), []
+        held = [bouncer._take(time.monotonic() + WAIT_S) for _ in range(MAX_ABANDONED)]
+
+        def wait() -> None:
+            worker = bouncer._take(time.monotonic() + WAIT_S)
+            order.append("who waited")
+            bouncer._give_back(worker)
+
+        waited = in_thread(wait)
+        wait_until(lambda: len(bouncer._waiting) == 1, "it waits")
+        bouncer._give_back(held.pop())
+        held.append(bouncer._take(time.monotonic() + WAIT_S))
+        order.append("who came later")
+        waited()
+        for worker in held:
+            bouncer._give_back(worker)
+        bouncer.close()
+    assert order == ["who waited", "who came later"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -40,6 +41,7 @@ class Bouncer:
         self._lock = threading.Condition(threading.Lock())
         self._busy = 0
         self._idle: list[_Worker] = []
+        self._waiting: deque[object] = deque()
         self._abandoned = 0
         self._closed = False
 
@@ -119,25 +121,34 @@ class Bouncer:
             raise
 
     def _take(self, deadline: float) -> _Worker:
-        """Give a worker to one caller, who waits for it until the deadline where all work."""
+        """Give a worker to one caller; where all work, callers wait in the order in which they came.
+
+        Without an order whoever has just given one back takes it again, and the others meet their deadlines.
+        """
+        turn = object()
         with self._lock:
-            while self._closed or self._busy >= MAX_ABANDONED:
-                if self._closed or self._abandoned >= MAX_ABANDONED:
-                    raise BackendUnavailable(
-                        f"'{self._storage.spec.name}' does not answer",
-                        value=f"{self._abandoned} calls are left behind",
-                        remedy="Look at the store; calls work again once it answers or these calls end.",
-                    )
-                if not self._lock.wait(max(0.0, deadline - time.monotonic())):
-                    raise self._no_answer()
-            worker = self._idle.pop() if self._idle else _Worker(self)
-            self._busy += 1
+            self._waiting.append(turn)
+            try:
+                while self._closed or self._busy >= MAX_ABANDONED or self._waiting[0] is not turn:
+                    if self._closed or self._abandoned >= MAX_ABANDONED:
+                        raise BackendUnavailable(
+                            f"'{self._storage.spec.name}' does not answer",
+                            value=f"{self._abandoned} calls are left behind",
+                            remedy="Look at the store; calls work again once it answers or these calls end.",
+                        )
+                    if not self._lock.wait(max(0.0, deadline - time.monotonic())):
+                        raise self._no_answer()
+                worker = self._idle.pop() if self._idle else _Worker(self)
+                self._busy += 1
+            finally:
+                self._waiting.remove(turn)
+                self._lock.notify_all()  # the next one's turn, whatever became of this one
         return worker
 
     def _give_back(self, worker: _Worker) -> None:
         with self._lock:
             self._busy -= 1
-            self._lock.notify()
+            self._lock.notify_all()
             if not self._closed:
                 self._idle.append(worker)
                 return
