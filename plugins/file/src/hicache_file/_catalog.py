@@ -51,7 +51,12 @@ _GONE = (errno.ENOENT, errno.ESTALE)
 
 
 class Catalog:
-    """Segments and index of one epoch."""
+    """Segments and index of one epoch.
+
+    Verbs may still use a catalog that was replaced. It shares descriptors and ordinals with the one after it,
+    and the segments that lanes of this instance have open, which count what was written; of every other one
+    a catalog counts what its own index has taken in.
+    """
 
     def __init__(
         self, space: Space, words: bytes, known: Sequence[Segment] = (), *, strict: bool = False
@@ -88,7 +93,6 @@ class Catalog:
         """Give back the descriptors of segments that only the catalog before this one knew."""
         for segment in before.segments():
             if segment.header.id not in self._by_id and not segment.mine:
-                segment.gone = True
                 self.space.handles.drop(segment.ordinal)
 
     def find(self, digests: Sequence[bytes]) -> list[int]:
@@ -186,15 +190,15 @@ class Catalog:
     def forget(self, segment: Segment) -> None:
         """A segment's files are gone: its entries no longer count."""
         with self.lock:
-            if segment.gone or self._by_id.get(segment.header.id) is not segment:
+            known = self._by_id.get(segment.header.id)
+            if known is None or known.ordinal != segment.ordinal:
                 return
-            segment.gone = True
-            del self._by_id[segment.header.id]
-            if segment in self._growing:
-                self._growing.remove(segment)
-            self._gone.add(segment.ordinal)
-            self._stale += segment.count
-            self.space.handles.drop(segment.ordinal)
+            del self._by_id[known.header.id]
+            if known in self._growing:
+                self._growing.remove(known)
+            self._gone.add(known.ordinal)
+            self._stale += known.count
+            self.space.handles.drop(known.ordinal)
             if self._stale > _SWEEP_FROM + len(self.index) // 4:
                 self._sweep()
 
@@ -251,8 +255,11 @@ class Catalog:
                 _, dead, records, final = read_journal(self.space.folder, header.id.hex(), buffer)
             except (OSError, ValueError):
                 continue
-            segment = self.space.own.get(header.id) or known.get(header.id) or self.space.new_segment(header)
-            segment.final = final and not segment.mine
+            segment = self.space.own.get(header.id)
+            if segment is None:
+                before = known.get(header.id)
+                segment = self.space.new_segment(header) if before is None else before.copy()
+                segment.final, segment.count = final, len(records)
             numbers = self._take_in(segment, dead, records)
             numbers = numbers[: most - count]
             chosen = slice(count, count := count + len(numbers))
@@ -288,10 +295,6 @@ class Catalog:
 
     def _take_in(self, segment: Segment, dead: bytes, records: Words) -> np.ndarray:
         """Enter a segment that was loaded; gives the numbers of its live records."""
-        if segment.mine and segment.table is not None:
-            dead = dead.ljust(len(records), b"\0")
-        else:
-            segment.count = len(records)
         self.create(segment)
         if not segment.final and not segment.mine:
             self._growing.append(segment)

@@ -14,6 +14,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from copy import copy
 
 import numpy as np
 
@@ -35,12 +36,11 @@ _GROWTH_NBYTES = 4096
 
 
 class Segment:
-    """What this process knows of one segment."""
+    """What one catalog knows of one segment; catalogs share those that a lane of this instance has open."""
 
     __slots__ = (
         "count",
         "final",
-        "gone",
         "header",
         "marks",
         "mine",
@@ -59,8 +59,6 @@ class Segment:
         self.count = 0
         #: True once its journal cannot grow any more.
         self.final = False
-        #: True once its files are unlinked or of another epoch.
-        self.gone = False
         #: True while a lane of this instance appends to it.
         self.mine = False
         #: True where this instance made it, in a way that lets it be taken over once it is evicted.
@@ -71,6 +69,12 @@ class Segment:
         self.marks: np.ndarray | None = None
         #: True where a power loss may have kept records and lost pages: verify, or do not read (R9).
         self.verify = not header.synced and header.boot != boot
+
+    def copy(self) -> Segment:
+        """Give the same segment to another catalog, which has to count its records itself."""
+        other = copy(self)
+        other.count, other.final = 0, False
+        return other
 
 
 class Handle:

@@ -1,0 +1,80 @@
+"""What one instance knows while its catalog is replaced, others write, and descriptors run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from hicache_core import Status
+from hicache_file._catalog import Catalog
+from hicache_file._index import RECORD_BITS
+from hicache_file._journal import digests_of
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+OK, MISS = Status.OK, Status.MISS
+#: A budget with the smallest ring of events, of 32.
+SMALL: dict[str, Any] = {"capacity": "8mib", "lanes": 1, "nbytes": 4096}
+
+
+def catalog_of(store: Any) -> Catalog:
+    """Give the catalog that a store has now."""
+    return store.storage._opened.follower.catalog
+
+
+def overflow(store: Any, keys: list[str]) -> None:
+    """Publish more events than the ring holds: these keys, set before, are removed."""
+    assert len(keys) > 32
+    assert store.storage.batch_remove(keys) == [OK] * len(keys)
+
+
+def segment_of(store: Any, key: str) -> Any:
+    """Give the segment in which a store's catalog knows a key."""
+    (place,) = catalog_of(store).find(digests_of([key.encode()]))
+    return catalog_of(store).segment(place >> RECORD_BITS)
+
+
+@pytest.mark.clause("C3")
+def test_c3_growth_that_a_replaced_catalog_takes_in_reaches_the_new_one(
+    make: Callable[..., Any], child: ModuleType
+) -> None:
+    reader, writer = make(**SMALL), make(**SMALL)
+    spent, late = child.keys_of("spent", 0, 40, 4096), child.keys_of("late", 0, 3, 4096)
+    assert writer.set(spent) == [OK] * 40
+    assert reader.contains(spent) == [OK] * 40
+    before = catalog_of(reader)
+    overflow(writer, spent)
+    assert reader.contains(spent) == [MISS] * 40
+    assert catalog_of(reader) is not before
+    assert writer.set(late) == [OK] * 3
+    assert before.grow() == 3
+    assert reader.get(late) == [OK] * 3
+
+
+@pytest.mark.clause("C3")
+def test_c3_a_segment_that_a_replaced_catalog_forgot_is_forgotten_by_the_new_one_too(
+    make: Callable[..., Any], child: ModuleType
+) -> None:
+    reader, writer = make(**SMALL), make(**SMALL)
+    spent, key = child.keys_of("spent", 0, 40, 4096), child.keys_of("key", 0, 1, 4096)
+    assert writer.set(key) == [OK]
+    writer.close()
+    assert reader.contains(key) == [OK]
+    other = make(**SMALL)
+    assert other.set(spent) == [OK] * 40
+    assert reader.contains(spent) == [OK] * 40
+    before, segment = catalog_of(reader), segment_of(reader, key[0])
+    overflow(other, spent)
+    assert reader.contains(key) == [OK]
+    assert catalog_of(reader) is not before
+    opened = reader.storage._opened
+    with opened.root.held(5) as ledger:
+        ledger.remove(opened.space.folder, segment.name)
+    before.forget(segment)
+    assert reader.get(key) == [MISS]
+    assert reader.contains(key) == [MISS]
+    assert reader.set(key) == [OK]
+    assert reader.get(key) == [OK]
