@@ -78,3 +78,29 @@ def test_c3_a_segment_that_a_replaced_catalog_forgot_is_forgotten_by_the_new_one
     assert reader.contains(key) == [MISS]
     assert reader.set(key) == [OK]
     assert reader.get(key) == [OK]
+
+
+@pytest.mark.clause("C3")
+@pytest.mark.parametrize("sealed", [False, True], ids=["open", "sealed"])
+def test_c3_a_look_sees_the_growth_that_another_thread_has_taken_in(
+    make: Callable[..., Any], child: ModuleType, monkeypatch: pytest.MonkeyPatch, sealed: bool
+) -> None:
+    reader, writer = make(**SMALL), make(**SMALL)
+    first, late = child.keys_of("first", 0, 1, 4096), child.keys_of("late", 0, 3, 4096)
+    assert writer.set(first) == [OK]
+    assert reader.contains(first) == [OK]
+    assert writer.set(late) == [OK] * 3
+    catalog = catalog_of(reader)
+    if sealed:
+        writer.close()
+    find, taken = catalog.find, []
+
+    def overtaken(digests: list[bytes]) -> list[int]:
+        found = find(digests)
+        if not taken:  # here another thread looks
+            taken.append(catalog.grow())
+        return found
+
+    monkeypatch.setattr(catalog, "find", overtaken)
+    assert reader.contains(late) == [OK] * 3
+    assert taken == [3]

@@ -73,6 +73,8 @@ class Catalog:
         self._growing: list[Segment] = []
         self._gone: set[int] = set()
         self._stale = 0
+        #: Counts how often pages of others were taken in, so that who searched before knows to search again.
+        self._grown = 0
         #: Names of segments of another epoch that were met: anyone may unlink them.
         self.void: list[str] = []
         self._load({segment.header.id: segment for segment in known}, strict=strict)
@@ -110,9 +112,13 @@ class Catalog:
 
     def look(self, digests: Sequence[bytes]) -> list[int]:
         """The same, looking for growth of foreign journals when something is missing (R7)."""
+        grown = self._grown
         found = self.find(digests)
-        if self._growing and ABSENT in found and self.grow():
-            found = self.find(digests)
+        if ABSENT in found:
+            if self._growing:
+                self.grow()
+            if self._grown != grown:  # by this thread or another
+                found = self.find(digests)
         return found
 
     def grow(self) -> int:
@@ -314,6 +320,7 @@ class Catalog:
         start = segment.ordinal << RECORD_BITS | segment.count
         self.index.insert([raw[16 * n : 16 * n + 16] for n in alive], [start + n for n in alive.tolist()])
         segment.count += count
+        self._grown += 1
         return count
 
     def _apply(self, event: Event) -> None:
@@ -338,8 +345,6 @@ class Catalog:
         segment = self.space.new_segment(header)
         segment.final = final
         self.create(segment)
-        if not final:
-            self._growing.append(segment)
         flags = np.frombuffer(dead, np.uint8, len(records))
         numbers = np.flatnonzero(_usable(segment, records) & (flags == 0)).tolist()
         raw = records[:, :CHECK].tobytes()
@@ -347,6 +352,9 @@ class Catalog:
         self.index.insert([raw[16 * n : 16 * n + 16] for n in numbers], [start + n for n in numbers])
         segment.count = len(records)
         self.index.damaged.update(_damaged(records, flags))
+        self._grown += 1
+        if not final:
+            self._growing.append(segment)
 
     def _unearth(self, segment: Segment, value: int) -> None:
         """Somebody buried a record of this segment."""
