@@ -104,3 +104,62 @@ def test_c3_a_look_sees_the_growth_that_another_thread_has_taken_in(
     monkeypatch.setattr(catalog, "find", overtaken)
     assert reader.contains(late) == [OK] * 3
     assert taken == [3]
+
+
+def between(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Act once between a set's journal records and their entry in the writer's own index."""
+    real, left = Catalog.append, [act]
+
+    def append(self: Catalog, *given: Any) -> range:
+        if left:
+            left.pop()()
+        return real(self, *given)
+
+    monkeypatch.setattr(Catalog, "append", append)
+
+
+@pytest.mark.clause("C3")
+@pytest.mark.parametrize("fresh", [False, True], ids=["events", "loaded"])
+def test_c3_a_remove_before_the_writer_has_entered_its_page_is_not_undone(
+    make: Callable[..., Any], child: ModuleType, monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    writer, other = make(**SMALL), make(**SMALL)
+    keys, spent = child.keys_of("k", 0, 3, 4096), child.keys_of("spent", 0, 40, 4096)
+    assert other.set(spent) == [OK] * 40
+    assert writer.contains(spent) == [OK] * 40
+    removed: list[Status] = []
+
+    def remove() -> None:
+        removed.extend(other.storage.batch_remove(keys[1:2]))
+        if fresh:  # the writer has fallen behind and lists everything
+            overflow(other, spent)
+        writer.storage._opened.current()
+
+    between(monkeypatch, remove)
+    assert writer.set(keys) == [OK] * 3
+    assert removed == [OK]
+    seen = [OK, MISS, OK]
+    assert writer.contains(keys) == other.contains(keys) == seen
+    assert writer.get(keys) == other.get(keys) == seen
+    assert writer.set(keys) == [OK] * 3
+    assert writer.get(keys) == other.get(keys) == [OK] * 3
+
+
+@pytest.mark.clause("C3")
+def test_c3_a_remove_by_the_writer_itself_before_it_has_entered_its_page_is_not_undone(
+    make: Callable[..., Any], child: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, other = make(**SMALL), make(**SMALL)
+    keys, spent = child.keys_of("k", 0, 3, 4096), child.keys_of("spent", 0, 40, 4096)
+    assert other.set(spent) == [OK] * 40
+    removed: list[Status] = []
+
+    def remove() -> None:
+        overflow(other, spent)
+        writer.storage._opened.current()  # finds the records in the journal
+        removed.extend(writer.storage.batch_remove(keys[1:2]))
+
+    between(monkeypatch, remove)
+    assert writer.set(keys) == [OK] * 3
+    assert removed == [OK]
+    assert writer.get(keys) == other.get(keys) == [OK, MISS, OK]

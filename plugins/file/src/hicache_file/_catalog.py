@@ -160,11 +160,17 @@ class Catalog:
     def append(self, segment: Segment, digests: Sequence[bytes]) -> range:
         """Enter pages that this instance has just written behind what the segment had; gives their places."""
         with self.lock:
-            start = segment.ordinal << RECORD_BITS | segment.count
+            first = segment.count
+            start = segment.ordinal << RECORD_BITS | first
             places = range(start, start + len(digests))
             segment.count += len(digests)
             if segment.header.epoch == self.epoch:
-                self.index.insert(digests, places)
+                if segment.buried:
+                    alive = [n for n in range(len(digests)) if first + n not in segment.buried]
+                    self.index.insert([digests[n] for n in alive], [places[n] for n in alive])
+                    segment.buried = {n for n in segment.buried if n >= segment.count}
+                else:
+                    self.index.insert(digests, places)
             return places
 
     def duplicates(self, digests: Sequence[bytes]) -> list[int]:
@@ -186,6 +192,9 @@ class Catalog:
     def bury(self, digest: bytes, place: int, *, damaged: bool) -> bool:
         """Forget one copy of a key."""
         with self.lock:
+            segment = self._by_ordinal.get(place >> RECORD_BITS)
+            if segment is not None:
+                segment.note_buried((place & RECORD_MASK,))
             return self.index.remove(digest, place, damaged=damaged)
 
     def copies(self, digest: bytes) -> list[int]:
@@ -307,6 +316,7 @@ class Catalog:
         alive = _usable(segment, records)
         flags = np.frombuffer(dead, np.uint8, len(records))
         if flags.any():
+            segment.note_buried(np.flatnonzero(flags).tolist())
             self.index.damaged.update(_damaged(records, flags))
             alive &= flags == 0
         return np.flatnonzero(alive)
@@ -359,6 +369,7 @@ class Catalog:
     def _unearth(self, segment: Segment, value: int) -> None:
         """Somebody buried a record of this segment."""
         number, damaged = value >> 8, value & 0xFF == DAMAGED
+        segment.note_buried((number,))
         try:
             handle = self.space.handles.take(segment)
         except (OSError, ValueError):

@@ -13,7 +13,7 @@ import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 
 import numpy as np
@@ -39,6 +39,7 @@ class Segment:
     """What one catalog knows of one segment; catalogs share those that a lane of this instance has open."""
 
     __slots__ = (
+        "buried",
         "count",
         "final",
         "header",
@@ -57,6 +58,8 @@ class Segment:
         self.name = header.id.hex()
         #: Records known.
         self.count = 0
+        #: Numbers of records that our lane has written, and somebody buried, before ``append`` counts them.
+        self.buried: set[int] = set()
         #: True once its journal cannot grow any more.
         self.final = False
         #: True while a lane of this instance appends to it.
@@ -73,8 +76,13 @@ class Segment:
     def copy(self) -> Segment:
         """Give the same segment to another catalog, which has to count its records itself."""
         other = copy(self)
-        other.count, other.final = 0, False
+        other.buried, other.count, other.final = set(), 0, False
         return other
+
+    def note_buried(self, numbers: Iterable[int]) -> None:
+        """Remember records of ours that are dead before they are counted; the catalog's lock is held."""
+        if self.mine:
+            self.buried.update(number for number in numbers if number >= self.count)
 
 
 class Handle:
