@@ -249,3 +249,47 @@ def test_who_waits_longest_for_a_worker_is_served_first(opener: Opener):
     for call in calls:
         call.result(5.0)
     assert served == ["first", "second", "third", "late"]
+
+
+@pytest.mark.clause("C9")
+def test_c9_with_a_ttl_the_slot_is_stored_with_every_set(opener: Opener, monkeypatch):
+    """A slot that expires before the pages of later sets hides them from clear."""
+    arena, stored, mset = an_arena(2), [], eic.Client.mset
+
+    def recorded(self, names, values, option):
+        stored.append({name.rpartition("/")[0].rpartition("/")[2] for name in names.items})
+        return mset(self, names, values, option)
+
+    monkeypatch.setattr(eic.Client, "mset", recorded)
+    for options in ({"ttl_s": 60}, {}):
+        storage = opener(arena, workers=1, **options)
+        storage.clear()
+        stored.clear()
+        for key in keys_of(2):
+            assert storage.batch_set([key], arena.pages([0])) == [OK]
+        assert ["~w" in names for names in stored] == [True, "ttl_s" in options]
+
+
+@pytest.mark.clause("C11")
+def test_c11_opens_that_hang_are_bounded(opener: Opener, monkeypatch):
+    go_on = threading.Event()
+
+    def hanging(*_: object) -> int:
+        go_on.wait(5.0)
+        return 1
+
+    def left_behind() -> int:
+        return sum(thread.name == "hicache-apart" for thread in threading.enumerate())
+
+    before = left_behind()
+    monkeypatch.setattr(eic.Client, "init", hanging)
+    try:
+        for _ in range(4):
+            with pytest.raises(BackendTimeout):
+                opener(timeout_s=0.05)
+        with pytest.raises(BackendUnavailable, match="earlier attempts"):
+            opener(timeout_s=0.05)
+        assert left_behind() == before + 4
+    finally:
+        go_on.set()
+    assert until(lambda: left_behind() == before)

@@ -238,8 +238,7 @@ class Shelf:
         return [OK if self.values.pop(name, None) is not None else MISS for name in names]
 
     def set(self, writer: catalog.Writer, namespace: Namespace, keys: list[str]) -> None:
-        name = writer.slot_name
-        there = name is not None and name in self.values
+        there = set(writer.path) <= set(self.values)
         records = writer.add(keys, NBYTES, slot_is_there=there, exist=self.exist, fetch=self.fetch)
         self.values |= {record.name: record.value for record in records}
         self.values |= {namespace.qualify(key): b"page" for key in keys}
@@ -277,18 +276,76 @@ def test_a_slot_that_was_lost_is_written_again_with_the_next_set():
     assert shelf.listed(NAMESPACE) == {*keys_of(3), *keys_of(1, "next")}
 
 
-def test_a_slot_that_another_writer_took_is_given_up_at_the_next_chunk():
+@pytest.mark.clause("C9")
+def test_c9_writers_that_begin_at_once_overwrite_nothing_of_one_another():
+    shelf, writers = Shelf(), [catalog.Writer(NAMESPACE) for _ in range(100)]
+    begun = [
+        writer.add(keys_of(1, f"of-{i}"), NBYTES, slot_is_there=False, exist=shelf.exist, fetch=shelf.fetch)
+        for i, writer in enumerate(writers)
+    ]
+    for records in begun:
+        shelf.values |= {record.name: record.value for record in records}
+    assert shelf.listed(NAMESPACE) == {key for i in range(100) for key in keys_of(1, f"of-{i}")}
+
+
+@pytest.mark.parametrize("lost", range(catalog.PATH_LENGTH))
+def test_a_mark_that_was_lost_is_written_again_with_the_next_set(lost):
+    shelf, writer = Shelf(), catalog.Writer(NAMESPACE)
+    shelf.set(writer, NAMESPACE, keys_of(3))
+    del shelf.values[writer.path[lost]]
+    assert shelf.listed(NAMESPACE) == set()
+    shelf.set(writer, NAMESPACE, keys_of(1, "next"))
+    assert shelf.listed(NAMESPACE) == {*keys_of(3), *keys_of(1, "next")}
+
+
+@pytest.mark.parametrize("byte", [0, 20, 29, 39])
+def test_a_damaged_slot_sends_nobody_to_chunks_that_never_were(byte):
     shelf, one, two = Shelf(), catalog.Writer(NAMESPACE), catalog.Writer(NAMESPACE)
     shelf.set(one, NAMESPACE, keys_of(3, "one"))
-    two._slot = one._slot
     shelf.set(two, NAMESPACE, keys_of(3, "two"))
-    shelf.values = {n: v for n, v in shelf.values.items() if n != two.slot_name}
-    shelf.set(two, NAMESPACE, keys_of(1, "two-again"))
-    for start in range(0, 128, 16):
-        shelf.set(one, NAMESPACE, keys_of(128, "more")[start : start + 16])
-    assert one.slot_name != two.slot_name
-    everybody = {*keys_of(3, "one"), *keys_of(3, "two"), *keys_of(1, "two-again"), *keys_of(128, "more")}
-    assert shelf.listed(NAMESPACE) == everybody
+    slot = bytearray(shelf.values[one.path[-1]])
+    slot[byte] ^= 1
+    shelf.values[one.path[-1]] = bytes(slot)
+    assert shelf.listed(NAMESPACE) == set(keys_of(3, "two"))
+    assert shelf.calls == 2
+
+
+@pytest.mark.clause("C9")
+def test_c9_keys_that_move_while_the_catalogue_is_read_are_found():
+    shelf, writer = Shelf(), catalog.Writer(NAMESPACE)
+    for start in range(9):
+        shelf.set(writer, NAMESPACE, keys_of(64, f"chunk-{start}"))
+    kept = keys_of(64, "chunk-1")[:20]
+    for key in keys_of(64, "chunk-1")[20:]:
+        del shelf.values[NAMESPACE.qualify(key)]
+    moved = []
+
+    def fetch(names, nbytes):
+        """Have the writer begin a new chunk once the slot is read, and move the keys of an old one."""
+        found = shelf.fetch(names, nbytes)
+        if nbytes == catalog.SLOT_NBYTES and not moved:
+            moved.append(True)
+            before = set(shelf.values)
+            shelf.set(writer, NAMESPACE, keys_of(1, "new"))
+            assert before - set(shelf.values), "an old chunk must go"
+        return found
+
+    listed = catalog.everything(NAMESPACE, shelf.exist, fetch)[0]
+    assert set(kept) <= set(listed)
+    assert {key for start in (0, *range(2, 9)) for key in keys_of(64, f"chunk-{start}")} <= set(listed)
+
+
+@pytest.mark.clause("C9")
+def test_c9_where_pages_expire_the_slot_is_renewed_with_each_set():
+    shelf, writer = Shelf(), catalog.Writer(NAMESPACE, expires=True)
+    for label in ("one", "two"):
+        there = set(writer.path) <= set(shelf.values)
+        records = writer.add(
+            keys_of(1, label), NBYTES, slot_is_there=there, exist=shelf.exist, fetch=shelf.fetch
+        )
+        assert set(writer.path) < {record.name for record in records}
+        shelf.values |= {record.name: record.value for record in records}
+        writer.stored(shelf.delete)
 
 
 def test_chunks_whose_keys_are_gone_are_cleaned_up_on_the_way():
@@ -310,16 +367,6 @@ def test_a_key_of_the_greatest_length_fits_a_chunk():
     longest = f"{'h' * 128}.{'c' * 64}"
     shelf.set(writer, NAMESPACE, [longest] * 64)
     assert shelf.listed(NAMESPACE) == {longest}
-
-
-def test_slots_are_looked_for_until_a_block_is_empty():
-    shelf, names = Shelf(), catalog.Names(NAMESPACE)
-    shelf.values = {names.slot(slot): bytes(32) for slot in range(catalog.BLOCK_SLOTS)}
-    writer = catalog.Writer(NAMESPACE)
-    shelf.set(writer, NAMESPACE, keys_of(2))
-    assert writer._slot is not None
-    assert catalog.BLOCK_SLOTS <= writer._slot < 2 * catalog.BLOCK_SLOTS
-    assert set(keys_of(2)) <= shelf.listed(NAMESPACE)
 
 
 # The simulator is as strict as the binding.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from ctypes import py_object, pythonapi
 from dataclasses import replace
 from functools import partial
+from threading import Thread
 from typing import TypeVar
 
 from hicache_core.bounce import run_apart
@@ -25,7 +26,7 @@ from hicache_core.memory import HostPool, Pages
 from hicache_core.status import OK, Status
 from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig, Usage
 from hicache_eic.affinity import near_interfaces
-from hicache_eic.catalog import CHUNK_NBYTES, Writer, everything
+from hicache_eic.catalog import CHUNK_NBYTES, PATH_LENGTH, Writer, everything
 from hicache_eic.native import Native, connect, load
 from hicache_eic.options import EicOptions
 from hicache_eic.record import FRAME_NBYTES, blank_head, copy_in, copy_out, judge, write_head
@@ -35,6 +36,9 @@ from hicache_eic.spec import SPEC
 from hicache_eic.workers import Memory, Worker, Workers, stride_of
 
 T = TypeVar("T")
+
+#: Connecting that was left behind, by url: so many threads that hang, and no more, for all storages of a url.
+_CONNECTING: dict[str, list[Thread]] = {}
 
 _BAD = (Status.CORRUPT, Status.SIZE_MISMATCH)
 
@@ -67,6 +71,7 @@ class EICStorage(HiCacheStorage):
             lambda: connect(module, options, interfaces),
             timeout_s,
             what=f"connecting to EIC at {options.url}",
+            left_behind=_CONNECTING.setdefault(options.url, []),
         )
         workers = Workers(native, options.workers, options.staging)
         try:
@@ -266,10 +271,10 @@ class EICStorage(HiCacheStorage):
         deadline: float,
     ) -> tuple[list[Status], bool]:
         """Tell which keys need no set: OK; and whether the catalogue's slot is in place."""
-        slot = shelf.writer.slot_name
-        names = self._names(keys) + ([slot] if slot is not None else [])
-        statuses = eic.exist(names, deadline)
-        slot_is_there = slot is not None and statuses.pop() is OK
+        names = self._names(keys)
+        statuses = eic.exist(names + shelf.writer.path, deadline)
+        slot_is_there = set(statuses[len(keys) :]) == {OK}
+        del statuses[len(keys) :]
         for position, key in enumerate(keys):
             if statuses[position] is not OK:
                 continue
@@ -308,9 +313,10 @@ class EICStorage(HiCacheStorage):
 
     def _shelf(self, worker: Worker, eic: Native) -> Shelf:
         if worker.luggage is None:
-            chunks = self.options.max_keys // 32 + 2
+            records = self.options.max_keys // 32 + 2 + PATH_LENGTH
             worker.luggage = Shelf(
-                Writer(self.config.namespace), Memory(eic, (chunks + 1) * stride_of(CHUNK_NBYTES))
+                Writer(self.config.namespace, expires=self.options.ttl_s is not None),
+                Memory(eic, records * stride_of(CHUNK_NBYTES)),
             )
         shelf: Shelf = worker.luggage
         return shelf
