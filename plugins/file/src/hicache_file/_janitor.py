@@ -7,6 +7,7 @@ a busy machine, and sets would wait with them.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -16,9 +17,11 @@ _MOST_WAITING = 64
 
 Work = Callable[[], None]
 
+_log = logging.getLogger("hicache_file")
+
 
 class Janitor:
-    """A daemon thread, started on first use; work must not raise."""
+    """A daemon thread, started on first use; what work raises is logged."""
 
     __slots__ = ("_closed", "_lock", "_queue", "_thread")
 
@@ -29,15 +32,10 @@ class Janitor:
         self._closed = False
 
     def post(self, work: Work) -> bool:
-        """Have work done later; False once closed, and then it is the caller's."""
+        """Have work done later; False once closed, or without a thread, and then it is the caller's."""
         with self._lock:
-            if self._closed:
+            if self._closed or not self._started():
                 return False
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=_serve, args=(self._queue,), name="hicache-file-janitor", daemon=True
-                )
-                self._thread.start()
             self._queue.put(work)
             return True
 
@@ -58,12 +56,27 @@ class Janitor:
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
-        if thread is not None:
+        if thread is not None and thread.is_alive():
             self._queue.put(None)
             thread.join(timeout_s)
+
+    def _started(self) -> bool:
+        if self._thread is None or not self._thread.is_alive():  # an interrupt may come before its start
+            self._thread = threading.Thread(
+                target=_serve, args=(self._queue,), name="hicache-file-janitor", daemon=True
+            )
+            try:
+                self._thread.start()
+            except RuntimeError:
+                self._thread = None
+                return False
+        return True
 
 
 def _serve(queue: SimpleQueue[Work | None]) -> None:
     while (work := queue.get()) is not None:
-        work()
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - or all that is posted later would never be done
+            _log.exception("work that nobody waits for has failed")
         del work

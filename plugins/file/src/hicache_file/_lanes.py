@@ -54,68 +54,110 @@ class Lane:
         self.segment, self.handle, self.data_end, self.full = None, None, 0, False
 
 
-class Task:
-    """Work handed to the helper; ``join`` waits for it and raises what it raised."""
+class _Task:
+    """Work offered to the helper: done once, by the helper or by the thread that offers it."""
 
-    __slots__ = ("_done", "_error", "_work")
+    __slots__ = ("_done", "_ended", "_error", "_taken", "_work")
 
     def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
+        self._work: Callable[[], None] | None = work
         self._error: BaseException | None = None
+        #: Who has it. ``setdefault`` settles it once, and an interrupted caller may ask again.
+        self._taken: dict[str, bool] = {}
+        self._ended = False
         self._done = threading.Lock()
         self._done.acquire()
 
     def run(self) -> None:
-        """Do the work, in the helper."""
+        """Do the work, in the helper, unless its owner has taken it back."""
+        if not self._taken.setdefault("by the helper", True):
+            return
         try:
-            self._work()
+            if self._work is not None:
+                self._work()
         except BaseException as error:  # noqa: BLE001 - raised again by join, in the thread that asked
             self._error = error
         finally:
+            self._ended = True
             self._done.release()
 
     def join(self) -> None:
-        """Wait until the work is done; a caller never returns before (C11)."""
-        self._done.acquire()
+        """Wait until the work is done, or do it where the helper has not begun; raise what it raised."""
+        if not self._taken.setdefault("by the helper", False) and self._work is not None:
+            self._work()
+        self.leave()
         if self._error is not None:
             raise self._error
 
+    def leave(self) -> None:
+        """Keep the helper from beginning, or outlast it; idempotent.
+
+        A caller's memory and descriptors are its own again afterwards (C11), so an interrupt waits as well.
+        """
+        interrupt: BaseException | None = None
+        while self._taken.setdefault("by the helper", False) and not self._ended:
+            try:
+                self._done.acquire()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                interrupt = error
+        self._work = None
+        if interrupt is not None:
+            raise interrupt
+
 
 class Helper:
-    """One daemon thread that takes one task at a time; started on first use."""
+    """One daemon thread that takes one task at a time; started on first use.
+
+    Where no thread is to be had, callers do all of their work themselves.
+    """
 
     __slots__ = ("_claim", "_closed", "_queue", "_thread")
 
     def __init__(self) -> None:
         self._claim = threading.Lock()
-        self._queue: SimpleQueue[Task | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Task | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def claim(self) -> bool:
-        """Take the helper for one task, without waiting; ``release`` it after the join."""
+        """Take the helper for one ``share``, without waiting."""
         return not self._closed and self._claim.acquire(blocking=False)
 
-    def release(self) -> None:
-        """Let others claim it."""
-        self._claim.release()
+    def share(self, theirs: Callable[[], None], ours: Callable[[], None]) -> None:
+        """Do two things at once and raise what they raise; the helper is claimed, and is given back.
 
-    def start(self, work: Callable[[], None]) -> Task:
-        """Have the helper do something; it is claimed by the caller."""
-        task = Task(work)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="hicache-file-lane", daemon=True)
-            self._thread.start()
-        self._queue.put(task)
-        return task
+        However this ends, neither is at work any more.
+        """
+        task = _Task(theirs)
+        try:
+            try:
+                self._offer(task)
+                ours()
+                task.join()
+            finally:
+                task.leave()
+        finally:
+            task.leave()  # an interrupt may come as the first call begins
+            self._claim.release()
 
     def close(self, timeout_s: float) -> None:
         """End the thread; idempotent."""
         self._closed = True
         thread, self._thread = self._thread, None
-        if thread is not None:
+        if thread is not None and thread.is_alive():
             self._queue.put(None)
             thread.join(timeout_s)
+
+    def _offer(self, task: _Task) -> None:
+        """Hand a task over; where no thread can be started, it stays with its owner."""
+        if self._thread is None or not self._thread.is_alive():  # an interrupt may come before its start
+            self._thread = threading.Thread(target=self._serve, name="hicache-file-lane", daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError:
+                self._thread = None
+                return
+        self._queue.put(task)
 
     def _serve(self) -> None:
         while (task := self._queue.get()) is not None:

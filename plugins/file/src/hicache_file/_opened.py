@@ -11,7 +11,7 @@ import numpy as np
 from hicache_core.capabilities import Capabilities
 from hicache_core.mounts import is_network
 from hicache_core.storage import HiCacheStorageConfig
-from hicache_file._budget import RootFile, peek_books, scan_folder
+from hicache_file._budget import Ledger, RootFile, is_open, peek_books, scan_folder
 from hicache_file._catalog import Catalog
 from hicache_file._epoch import EpochFile
 from hicache_file._files import Folder
@@ -184,19 +184,40 @@ class Opened:
         if self.root is None or self.space is None or self.writer is None:
             return
         self.writer.drop_void(epoch, timeout_s)
-        folder = self.space.folder
-        for name in scan_folder(folder).segments:
-            try:
-                if read_header(folder, name).epoch == epoch:
-                    continue
-            except FileNotFoundError:
-                continue
-            except BadHeader:
-                pass  # nobody can read it
-            except (OSError, UnknownVersion):
+        with self.root.held(timeout_s) as ledger:
+            ledger.reap()  # what the dead left open stays in the table otherwise, and here
+        for name in scan_folder(self.space.folder).segments:
+            if self._epoch_of(name) == epoch:
                 continue
             with self.root.held(timeout_s) as ledger:
-                ledger.remove(folder, name)
+                if self._is_void(ledger, name, timeout_s):
+                    ledger.remove(self.space.folder, name)
+
+    def _is_void(self, ledger: Ledger, name: str, timeout_s: float) -> bool:
+        """Tell whether a segment is of another epoch than the present one; the root is locked.
+
+        The header comes before the epoch: a segment whose epoch is not the one that is read afterwards is
+        older. Those that are open are their writers' to remove, and may have no header yet.
+        """
+        if self.space is None or ledger.is_registered(bytes.fromhex(name)):
+            return False
+        found = self._epoch_of(name)
+        if found is None or is_open(self.space.folder, name):
+            return False
+        with self.space.epoch.lock.held(timeout_s):
+            current, _ = self.space.epoch.settled_state(self.known().epoch)
+        return found != current
+
+    def _epoch_of(self, name: str) -> int | None:
+        """Give a segment's epoch, 0 where nobody can read its header; None where it is gone or unknown."""
+        if self.space is None:
+            return None
+        try:
+            return read_header(self.space.folder, name).epoch
+        except BadHeader:
+            return 0
+        except (OSError, UnknownVersion):
+            return None
 
     def books(self) -> tuple[int, int | None]:
         """Tell the root's bytes and its budget; a reader tells them as they were last written."""

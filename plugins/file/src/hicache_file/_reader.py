@@ -136,14 +136,10 @@ class Reader:
         helper = self._helper
         big = len(plan.chunks) > 1 and len(plan.places) * nbytes >= SHARED_FROM_NBYTES
         if big and helper is not None and helper.claim():
-            try:
-                task = helper.start(lambda: self._draw(shared, plan, views, per, nbytes))
-                try:
-                    self._draw(shared, plan, views, per, nbytes)
-                finally:
-                    task.join()
-            finally:
-                helper.release()
+            helper.share(
+                lambda: self._draw(shared, plan, views, per, nbytes),
+                lambda: self._draw(shared, plan, views, per, nbytes),
+            )
         else:
             self._draw(shared, plan, views, per, nbytes)
         for position in plan.damaged:

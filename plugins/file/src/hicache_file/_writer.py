@@ -128,15 +128,11 @@ class Writer:
         if not (big and self.helper.claim()):
             self._append_on_any(batch, 0, count)
             return
-        try:
-            half = count // 2
-            task = self.helper.start(lambda: self._append(self._lanes[1], batch, half, count))
-            try:
-                self._append(self._lanes[0], batch, 0, half)
-            finally:
-                task.join()
-        finally:
-            self.helper.release()
+        half = count // 2
+        self.helper.share(
+            lambda: self._append(self._lanes[1], batch, half, count),
+            lambda: self._append(self._lanes[0], batch, 0, half),
+        )
 
     def seal(self, timeout_s: float) -> None:
         """Seal every lane and end the threads; for close(), with no verb running.
@@ -267,9 +263,11 @@ class Writer:
         """Have a lane append to a new segment, and the next ones made if more will be needed soon."""
         lane.enter(*made)
         if self._spares.note(made.segment.header.nbytes, batch.nbytes):
-            self._space.janitor.post(lambda: self._sealer.tend(self._spares.fill))
-        elif self._sealer.busy:
-            self._space.janitor.post(self._sealer.tend)
+            posted = self._space.janitor.post(lambda: self._sealer.tend(self._spares.fill))
+        else:
+            posted = not self._sealer.busy or self._space.janitor.post(self._sealer.tend)
+        if not posted:
+            self._sealer.tend()
 
     def _made(self, lane: Lane, ledger: Ledger, catalog: Catalog, batch: Batch) -> Made:
         """Make a segment now, as large as it can be had."""
