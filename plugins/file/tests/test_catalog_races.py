@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -11,12 +14,13 @@ import pytest
 from hicache_core import Status
 from hicache_file import _writer
 from hicache_file._catalog import Catalog
+from hicache_file._files import Folder
 from hicache_file._index import RECORD_BITS
 from hicache_file._journal import digests_of
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
-OK, MISS = Status.OK, Status.MISS
+OK, MISS, UNAVAILABLE = Status.OK, Status.MISS, Status.UNAVAILABLE
 #: A budget with the smallest ring of events, of 32.
 SMALL: dict[str, Any] = {"capacity": "8mib", "lanes": 1, "nbytes": 4096}
 
@@ -159,8 +163,101 @@ def test_c3_a_remove_by_the_writer_itself_before_it_has_entered_its_page_is_not_
         overflow(other, spent)
         writer.storage._opened.current()  # finds the records in the journal
         removed.extend(writer.storage.batch_remove(keys[1:2]))
+        writer.storage._opened.current()
 
     between(monkeypatch, remove)
     assert writer.set(keys) == [OK] * 3
     assert removed == [OK]
     assert writer.get(keys) == other.get(keys) == [OK, MISS, OK]
+
+
+@contextmanager
+def no_descriptors(store: Any, ending: str = ".idx") -> Iterator[None]:
+    """Let a store open no segment, as in a process that is out of descriptors."""
+    folder = store.storage._opened.space.folder
+    assert store.storage._opened.space.handles.make_room() >= 0
+    real = Folder.open
+
+    def refuse(self: Folder, name: str, *given: Any) -> int:
+        if self is folder and name.endswith(ending):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(self, name, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Folder, "open", refuse)
+        yield
+
+
+@pytest.mark.clause("C3")
+def test_c3_a_segment_that_could_not_be_opened_when_it_was_announced_is_not_lost(
+    make: Callable[..., Any], child: ModuleType
+) -> None:
+    reader, writer = make(**SMALL), make(**SMALL)
+    keys = child.keys_of("k", 0, 2, 4096)
+    assert writer.set(keys) == [OK] * 2
+    with no_descriptors(reader):
+        assert reader.contains(keys) == [UNAVAILABLE] * 2
+        assert reader.get(keys) == [UNAVAILABLE] * 2
+    assert reader.contains(keys) == [OK] * 2
+    assert reader.get(keys) == [OK] * 2
+
+
+@pytest.mark.clause("C3")
+def test_c3_a_segment_that_could_not_be_opened_for_a_burial_is_not_forgotten(
+    make: Callable[..., Any], child: ModuleType
+) -> None:
+    reader, writer = make(**SMALL), make(**SMALL)
+    keys = child.keys_of("k", 0, 3, 4096)
+    assert writer.set(keys) == [OK] * 3
+    assert reader.get(keys) == [OK] * 3
+    assert writer.storage.batch_remove(keys[1:2]) == [OK]
+    with no_descriptors(reader):
+        assert reader.contains(keys) == [UNAVAILABLE] * 3
+    assert reader.contains(keys) == [OK, MISS, OK]
+    assert reader.get(keys) == [OK, MISS, OK]
+
+
+@pytest.mark.clause("C3")
+def test_c3_a_namespace_that_could_not_be_listed_whole_is_listed_again(
+    make: Callable[..., Any], child: ModuleType
+) -> None:
+    reader, writer = make(**SMALL), make(**SMALL)
+    spent, keys = child.keys_of("spent", 0, 40, 4096), child.keys_of("k", 0, 3, 4096)
+    assert writer.set(spent) == [OK] * 40
+    assert writer.set(keys) == [OK] * 3
+    assert reader.get(keys) == [OK] * 3
+    overflow(writer, spent)
+    with no_descriptors(reader):
+        assert reader.contains(keys) == [UNAVAILABLE] * 3
+    assert reader.get(keys) == [OK] * 3
+
+
+@pytest.mark.clause("C3")
+def test_c3_a_journal_that_nobody_may_open_costs_its_own_pages_only(
+    make: Callable[..., Any], child: ModuleType
+) -> None:
+    reader, writer = make(**SMALL), make(**SMALL)
+    keys = child.keys_of("k", 0, 2, 4096)
+    assert writer.set(keys[:1]) == [OK]
+    assert reader.get(keys[:1]) == [OK]
+    folder = reader.storage._opened.space.folder
+    os.symlink("nowhere", f"{'0' * 32}.idx", dir_fd=folder.fd)
+    late = make(**SMALL)
+    assert late.get(keys) == [OK, MISS]
+    assert reader.get(keys) == [OK, MISS]
+
+
+@pytest.mark.clause("C6")
+def test_c6_growth_that_cannot_be_read_is_no_miss_of_a_remove(
+    make: Callable[..., Any], child: ModuleType
+) -> None:
+    reader, writer = make(**SMALL), make(**SMALL)
+    keys = child.keys_of("k", 0, 2, 4096)
+    assert writer.set(keys[:1]) == [OK]
+    assert reader.get(keys[:1]) == [OK]
+    assert writer.set(keys[1:]) == [OK]
+    with no_descriptors(reader, ".seg"):
+        assert reader.contains(keys) == [OK, MISS]
+        assert reader.storage.batch_remove(keys[1:]) == [UNAVAILABLE]
+    assert reader.contains(keys) == [OK] * 2
+    assert reader.storage.batch_remove(keys[1:]) == [OK]

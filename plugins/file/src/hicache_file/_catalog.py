@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -48,6 +49,21 @@ from hicache_file._space import Space
 #: Entries of deleted segments are swept out once there are this many beyond a quarter of the index.
 _SWEEP_FROM = 1 << 14
 _GONE = (errno.ENOENT, errno.ESTALE)
+#: What an error says of one file, which this process cannot read now or later. Any other (no descriptors, no
+#: memory) passes: a catalog that would leave pages out because of it says so instead, and tries again.
+_UNREADABLE = frozenset(
+    (
+        *_GONE,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+        errno.ELOOP,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ENXIO,
+        errno.ENODEV,
+    )
+)
 
 
 class Catalog:
@@ -116,14 +132,22 @@ class Catalog:
         found = self.find(digests)
         if ABSENT in found:
             if self._growing:
-                self.grow()
+                try:
+                    self.grow()
+                except OSError:
+                    pass  # the next look tries again
             if self._grown != grown:  # by this thread or another
                 found = self.find(digests)
         return found
 
     def grow(self) -> int:
-        """Take in what was appended to foreign journals; returns how many pages."""
+        """Take in what was appended to foreign journals; returns how many pages.
+
+        Raises:
+            OSError: some journal cannot be read at present; the others were.
+        """
         added = 0
+        passing: OSError | None = None
         with self.lock:
             for segment in list(self._growing):
                 try:
@@ -131,19 +155,28 @@ class Catalog:
                 except (OSError, ValueError) as error:
                     if isinstance(error, ValueError) or error.errno in _GONE:
                         self.forget(segment)
+                    elif _passes(error):
+                        passing = error
                     continue
                 try:
                     added += self._add(segment, read_growth(segment, handle.idx))
-                except OSError:
+                except OSError as error:
+                    passing = error if _passes(error) else passing
                     continue
                 finally:
                     self.space.handles.give(handle)
                 if segment.final:
                     self._growing.remove(segment)
+        if passing is not None:
+            raise passing
         return added
 
     def follow(self, words: bytes) -> bool:
-        """Catch up with the events that ``words`` count; False when a new catalog has to be loaded."""
+        """Catch up with the events that ``words`` count; False when a new catalog has to be loaded.
+
+        Raises:
+            OSError: an event cannot be followed at present; it is the first one next time.
+        """
         epoch, head = unpack_epoch_live(words)
         with self.lock:
             if epoch != self.epoch:
@@ -153,7 +186,7 @@ class Catalog:
                 return False
             for event in events:
                 self._apply(event)
-            self._head = head
+                self._head += 1
             self.words = words
             return True
 
@@ -267,8 +300,10 @@ class Catalog:
         buffer = bytearray(max((h.records_start for h in headers), default=0) + 64 * max(sizes, default=0))
         for header in headers:
             try:
-                _, dead, records, final = read_journal(self.space.folder, header.id.hex(), buffer)
-            except (OSError, ValueError):
+                _, dead, records, final = self._journal(header.id.hex(), buffer)
+            except (OSError, ValueError) as error:
+                if _passes(error):
+                    raise
                 continue
             segment = self.space.own.get(header.id)
             if segment is None:
@@ -284,6 +319,11 @@ class Catalog:
             np.add(numbers, segment.ordinal << RECORD_BITS, out=places[chosen])
         self.index.load(first[:count], second[:count], places[:count])
 
+    def _journal(
+        self, name: str, buffer: bytearray | None = None
+    ) -> tuple[SegmentHeader, bytes, Words, bool]:
+        return self.space.handles.retry_when_full(partial(read_journal, self.space.folder, name, buffer))
+
     def _most_records(self, header: SegmentHeader) -> int:
         """Tell how many records a journal may hold by its size now, or may soon."""
         size = self.space.folder.size(f"{header.id.hex()}.idx")
@@ -295,12 +335,16 @@ class Catalog:
             if not name.endswith(".idx") or not is_id(name[:-4]):
                 continue
             try:
-                header = read_header(self.space.folder, name[:-4])
+                header = self.space.handles.retry_when_full(
+                    partial(read_header, self.space.folder, name[:-4])
+                )
             except UnknownVersion:
                 if strict:
                     raise
                 continue
-            except (OSError, BadHeader):
+            except (OSError, BadHeader) as error:
+                if _passes(error):
+                    raise
                 continue
             if header.namespace == self.space.namespace:
                 if header.epoch == self.epoch:
@@ -347,8 +391,10 @@ class Catalog:
 
     def _discover(self, name: str) -> None:
         try:
-            header, dead, records, final = read_journal(self.space.folder, name)
-        except (OSError, ValueError):
+            header, dead, records, final = self._journal(name)
+        except (OSError, ValueError) as error:
+            if _passes(error):
+                raise
             return
         if header.epoch != self.epoch or header.namespace != self.space.namespace:
             return
@@ -372,14 +418,21 @@ class Catalog:
         segment.note_buried((number,))
         try:
             handle = self.space.handles.take(segment)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if _passes(error):
+                raise
             self.forget(segment)
             return
         try:
             if number >= segment.count and not segment.mine:
                 self._add(segment, read_growth(segment, handle.idx))
             (record,) = self.records(segment, handle.idx, number, number)
-        except (OSError, ValueError):
+        except OSError as error:
+            if _passes(error):
+                raise
+            self.forget(segment)  # or a later look would take the record in
+            return
+        except ValueError:
             return
         finally:
             self.space.handles.give(handle)
@@ -415,6 +468,11 @@ class Catalog:
                 pages += len(numbers)
                 nbytes += int(records[numbers, LENGTH].sum())
             return pages, nbytes
+
+
+def _passes(error: Exception) -> bool:
+    """Tell whether an error says nothing of the file that was to be read."""
+    return isinstance(error, OSError) and error.errno not in _UNREADABLE
 
 
 def _damaged(records: Words, flags: np.ndarray) -> list[bytes]:

@@ -15,6 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from copy import copy
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from hicache_file._format import (
 )
 from hicache_file._janitor import Janitor
 from hicache_file._journal import WORDS, Words, parse
+
+Opened = TypeVar("Opened")
 
 #: No journal is longer: 64 MiB of pages of 4 KiB take 1.1 MB.
 LARGEST_JOURNAL_NBYTES = 1 << 22
@@ -132,7 +135,7 @@ class Handles:
                 self._kept.move_to_end(segment.ordinal)
                 self._lend(handle)
                 return handle
-        seg, idx = self._retry_when_full(lambda: open_pair(self._folder, segment.header, self._writable))
+        seg, idx = self.retry_when_full(lambda: open_pair(self._folder, segment.header, self._writable))
         with self._lock:
             handle = self._kept.get(segment.ordinal)
             if handle is not None:
@@ -203,7 +206,8 @@ class Handles:
                 self._unkeep(self._kept.pop(ordinal))
             return len(idle)
 
-    def _retry_when_full(self, opening: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    def retry_when_full(self, opening: Callable[[], Opened]) -> Opened:
+        """Open something, once more with every idle file closed where the process is out of descriptors."""
         try:
             return opening()
         except OSError as error:
