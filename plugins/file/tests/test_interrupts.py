@@ -12,6 +12,7 @@ import pytest
 
 from hicache_core import Status
 from hicache_file import _reader, _writer
+from hicache_file._catalog import Catalog
 
 OK, MISS = Status.OK, Status.MISS
 NBYTES = 65536
@@ -123,3 +124,66 @@ def test_the_janitor_outlives_work_that_raises(make: Callable[..., Any]) -> None
     assert janitor.post(fail)
     assert janitor.post(done.set)
     assert done.wait(10)
+
+
+@pytest.mark.clause("C2", "C3", "C4")
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.parametrize("place", ["write", "count"])
+def test_c3_what_others_have_read_of_an_interrupted_set_stays(
+    make: Callable[..., Any],
+    child: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    before: int,
+    checksum: bool,
+) -> None:
+    store, other = (make(lanes=1, checksum=checksum, capacity="64mib") for _ in range(2))
+    first, one, two = (child.keys_of(label, 0, 2) for label in ("first", "one", "two"))
+    assert store.set(first[:before]) == [OK] * before
+    with monkeypatch.context() as patched:
+        if place == "write":
+            real = _writer.write_exactly
+
+            def write(*arguments: Any) -> None:
+                real(*arguments)
+                raise KeyboardInterrupt
+
+            patched.setattr(_writer, "write_exactly", write)
+        else:
+
+            def append(*arguments: Any) -> None:
+                raise KeyboardInterrupt
+
+            patched.setattr(Catalog, "append", append)
+        with pytest.raises(KeyboardInterrupt):
+            store.set(one)
+    assert other.contains(one) == [OK] * 2
+    assert other.set(one) == [OK] * 2  # which is another's promise now
+    assert store.set(two) == [OK] * 2
+    known = [*first[:before], *one, *two]
+    assert [s.get(known) for s in (store, other, make())] == [[OK] * len(known)] * 3
+    assert store.storage.usage().pages == len(known)
+    assert store.storage.batch_remove(one) == [OK] * 2
+    assert [s.contains(one) for s in (store, other)] == [[MISS] * 2] * 2
+    store.close()
+    assert other.get(two) == [OK] * 2
+
+
+@pytest.mark.clause("C3")
+def test_c3_an_instance_that_closes_after_an_interrupt_keeps_what_others_rely_on(
+    make: Callable[..., Any], child: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = make(lanes=1), make(lanes=1)
+    one = child.keys_of("one", 0, 2)
+
+    def append(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Catalog, "append", append)
+        with pytest.raises(KeyboardInterrupt):
+            store.set(one)
+    assert other.set(one) == [OK] * 2
+    store.close()
+    assert [s.get(one) for s in (other, make())] == [[OK] * 2] * 2

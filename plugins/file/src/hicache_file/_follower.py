@@ -16,6 +16,8 @@ from hicache_file._space import Space
 
 #: A torn read is read again; a file that stays unreadable is an error.
 _ATTEMPTS = 3
+#: As the words of a catalog that may lack what a journal of ours holds: the next verb loads another.
+DOUBTED = b"doubted"
 
 
 class Follower:
@@ -63,7 +65,8 @@ class Follower:
                 catalog = self.catalog
                 words = self.space.epoch.words()
                 try:
-                    if words != catalog.words and not catalog.follow(words):
+                    followed = catalog.words != DOUBTED and (words == catalog.words or catalog.follow(words))
+                    if not followed:
                         before, catalog = catalog, Catalog(self.space, words, catalog.segments())
                         self.catalog = catalog
                         catalog.succeed(before)

@@ -22,7 +22,7 @@ SHARED_FROM_NBYTES = 512 << 10
 class Lane:
     """One open segment of this instance, or none yet; guarded by ``lock``."""
 
-    __slots__ = ("data_end", "full", "handle", "lock", "segment")
+    __slots__ = ("data_end", "full", "handle", "lock", "segment", "torn")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -32,26 +32,25 @@ class Lane:
         self.data_end = 0
         #: True once nothing may be appended any more, whatever room is left.
         self.full = False
+        #: True while the journal may hold records that are not counted: for good where a set is interrupted.
+        self.torn = False
 
     def fits(self, nbytes: int) -> int:
         """Tell how many more pages of this size the open segment takes."""
-        if self.segment is None or self.full:
+        if self.segment is None or self.full or self.torn:
             return 0
         header = self.segment.header
         return max(0, min((header.nbytes - self.data_end) // nbytes, header.room - self.segment.count))
 
     def enter(self, segment: Segment, handle: Handle) -> None:
         """Append to this segment from now on."""
-        self.segment, self.handle, self.data_end, self.full = (
-            segment,
-            handle,
-            0,
-            False,
-        )
+        self.segment, self.handle, self.data_end = segment, handle, 0
+        self.full = self.torn = False
 
     def leave(self) -> None:
         """Become empty."""
-        self.segment, self.handle, self.data_end, self.full = None, None, 0, False
+        self.segment, self.handle, self.data_end = None, None, 0
+        self.full = self.torn = False
 
 
 class _Task:

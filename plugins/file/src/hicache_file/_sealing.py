@@ -20,6 +20,7 @@ from hicache_file._catalog import Catalog
 from hicache_file._epoch import SMALL_CAPACITY_NBYTES
 from hicache_file._files import unlock
 from hicache_file._format import RECORD_NBYTES
+from hicache_file._journal import LENGTH, OFFSET, parse
 from hicache_file._lanes import Lane
 from hicache_file._segment import Handle, Segment
 from hicache_file._space import Space
@@ -61,7 +62,9 @@ class Sealer:
 
     def retire(self, lane: Lane) -> bool:
         """Leave a lane's segment to ``tend``, and the lane empty; the lane is locked. False: ``leave`` it."""
-        if lane.segment is not None and (not lane.segment.count or len(self._waiting) >= _MOST_RETIRED):
+        if lane.segment is not None and (
+            lane.torn or not lane.segment.count or len(self._waiting) >= _MOST_RETIRED
+        ):
             return False
         retired = self._retired(lane)
         if retired is not None:
@@ -87,10 +90,14 @@ class Sealer:
 
     def _retired(self, lane: Lane) -> _Retired | None:
         segment, handle, data_end = lane.segment, lane.handle, lane.data_end
+        count = 0 if segment is None else segment.count
+        if lane.torn and segment is not None and handle is not None:
+            data_end, count = _found(segment, handle)
         lane.leave()
         if segment is None or handle is None:
             return None
         with self._space.lock:
+            segment.count = count
             segment.mine, segment.final, segment.table = False, True, None
         return _Retired(segment, handle, data_end)
 
@@ -143,3 +150,15 @@ class Sealer:
         with self._space.lock:
             self._space.own.pop(segment.header.id, None)
         self._space.handles.give(handle)
+
+
+def _found(segment: Segment, handle: Handle) -> tuple[int, int]:
+    """Give where the pages end, and how many there are, by a journal whose last records may not be counted.
+
+    Others may have read those, and rely on them.
+    """
+    header = segment.header
+    raw = os.pread(handle.idx, header.room * RECORD_NBYTES, header.records_start)
+    records = parse(raw, header.id)
+    end = int((records[:, OFFSET] + records[:, LENGTH]).max()) if len(records) else 0
+    return end, len(records)

@@ -18,6 +18,7 @@ from hicache_file._budget import Ledger, RootFile
 from hicache_file._catalog import Catalog
 from hicache_file._evict import Evictor
 from hicache_file._files import status_of, write_exactly
+from hicache_file._follower import DOUBTED
 from hicache_file._format import RECORD_NBYTES, total_nbytes
 from hicache_file._journal import Words, build
 from hicache_file._lanes import SHARED_FROM_NBYTES, Helper, Lane
@@ -227,18 +228,21 @@ class Writer:
             sums=sums,
         )
         segment.table[first : first + count] = records
+        lane.torn = True  # others may read the records before they are counted: nothing goes over them
         try:
             write_exactly(
                 handle.idx, records.data.cast("B"), segment.header.records_start + first * RECORD_NBYTES
             )
-        except OSError:
-            _cut_journal(lane)
-            raise
-        if self._settings.fsync:
-            os.fdatasync(handle.idx)
-        lane.data_end += count * batch.nbytes
-        with self._space.lock:
-            batch.places[start : start + count] = self._known().append(segment, digests)
+            if self._settings.fsync:
+                os.fdatasync(handle.idx)
+            lane.data_end += count * batch.nbytes
+            with self._space.lock:
+                batch.places[start : start + count] = self._known().append(segment, digests)
+            lane.torn = False
+        finally:
+            if lane.torn:
+                with self._space.lock:
+                    self._known().words = DOUBTED
         return count
 
     def _renew(self, lane: Lane, catalog: Catalog, batch: Batch) -> None:
@@ -316,18 +320,6 @@ class Writer:
                 raise NoRoom("open segments take a quarter of the budget already")
             nbytes = max(least, nbytes // 2)
         return nbytes
-
-
-def _cut_journal(lane: Lane) -> None:
-    """A journal write failed half-way: nothing may be appended behind what it left."""
-    lane.full = True
-    segment, handle = lane.segment, lane.handle
-    if segment is None or handle is None:
-        return
-    try:
-        os.ftruncate(handle.idx, segment.header.records_start + segment.count * RECORD_NBYTES)
-    except OSError:
-        pass  # a reader may find whole pages there that no set has promised
 
 
 def _whole_pages(nbytes: int, page_nbytes: int) -> int:
