@@ -8,10 +8,7 @@ has grown. One lock guards every change; looking a batch up takes none.
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -21,12 +18,7 @@ from hicache_file._format import (
     CREATED,
     DAMAGED,
     DELETED,
-    RECORD_NBYTES,
-    BadHeader,
     Event,
-    SegmentHeader,
-    UnknownVersion,
-    is_id,
     unpack_epoch_live,
 )
 from hicache_file._index import ABSENT, RECORD_BITS, RECORD_MASK, PageIndex, scratch
@@ -37,33 +29,15 @@ from hicache_file._journal import (
     FLAGS,
     HAS_SUM,
     LENGTH,
-    SEAL,
-    WORDS,
     Words,
-    parse,
-    seals_of,
 )
-from hicache_file._segment import Segment, read_growth, read_header, read_journal
+from hicache_file._listing import GONE, list_headers, list_journal, most_records, passes
+from hicache_file._records import read_records, read_rows
+from hicache_file._segment import Segment, read_growth
 from hicache_file._space import Space
 
 #: Entries of deleted segments are swept out once there are this many beyond a quarter of the index.
 _SWEEP_FROM = 1 << 14
-_GONE = (errno.ENOENT, errno.ESTALE)
-#: What an error says of one file, which this process cannot read now or later. Any other (no descriptors, no
-#: memory) passes: a catalog that would leave pages out because of it says so instead, and tries again.
-_UNREADABLE = frozenset(
-    (
-        *_GONE,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EIO,
-        errno.ELOOP,
-        errno.EISDIR,
-        errno.ENOTDIR,
-        errno.ENXIO,
-        errno.ENODEV,
-    )
-)
 
 
 class Catalog:
@@ -131,11 +105,7 @@ class Catalog:
         grown = self._grown
         found = self.find(digests)
         if ABSENT in found:
-            if self._growing:
-                try:
-                    self.grow()
-                except OSError:
-                    pass  # the next look tries again
+            self._look_at_growing()
             if self._grown != grown:  # by this thread or another
                 found = self.find(digests)
         return found
@@ -153,15 +123,15 @@ class Catalog:
                 try:
                     handle = self.space.handles.take(segment)
                 except (OSError, ValueError) as error:
-                    if isinstance(error, ValueError) or error.errno in _GONE:
+                    if isinstance(error, ValueError) or error.errno in GONE:
                         self.forget(segment)
-                    elif _passes(error):
+                    elif passes(error):
                         passing = error
                     continue
                 try:
                     added += self._add(segment, read_growth(segment, handle.idx))
                 except OSError as error:
-                    passing = error if _passes(error) else passing
+                    passing = error if passes(error) else passing
                     continue
                 finally:
                     self.space.handles.give(handle)
@@ -170,6 +140,13 @@ class Catalog:
         if passing is not None:
             raise passing
         return added
+
+    def _look_at_growing(self) -> None:
+        if self._growing:
+            try:
+                self.grow()
+            except OSError:
+                pass  # the next look tries again
 
     def follow(self, words: bytes) -> bool:
         """Catch up with the events that ``words`` count; False when a new catalog has to be loaded.
@@ -208,8 +185,7 @@ class Catalog:
 
     def duplicates(self, digests: Sequence[bytes]) -> list[int]:
         """Give the positions of keys that have several live copies, after a look at foreign journals."""
-        if self._growing:
-            self.grow()
+        self._look_at_growing()
         spare = self.index.spare
         if not spare or spare.keys().isdisjoint(digests):
             return []
@@ -250,59 +226,30 @@ class Catalog:
             if self._stale > _SWEEP_FROM + len(self.index) // 4:
                 self._sweep()
 
-    def rows(self, segment: Segment, idx: int, numbers: np.ndarray) -> Words:
-        """Read records by ascending numbers, repeats allowed; one that is damaged reads as zeros.
-
-        Raises:
-            OSError.
-        """
-        low, high, count = int(numbers[0]), int(numbers[-1]), len(numbers)
-        run = high - low + 1 == count and bool((numbers[1:] > numbers[:-1]).all())
-        table = segment.table
-        if table is not None:
-            return table[low : high + 1] if run else table[numbers]
-        start = segment.header.records_start
-        if high - low >= 8 * count + 64:
-            found = [self._rows(segment, idx, start, n, n) for n in numbers.tolist()]
-            return np.concatenate(found)
-        rows = self._rows(segment, idx, start, low, high)
-        return rows if run else rows[numbers - low]
-
-    def _rows(self, segment: Segment, idx: int, start: int, low: int, high: int) -> Words:
-        nbytes = (high + 1 - low) * RECORD_NBYTES
-        raw = os.pread(idx, nbytes, start + low * RECORD_NBYTES).ljust(nbytes, b"\0")
-        rows = np.frombuffer(raw, "<u8").reshape(-1, WORDS)
-        good = rows[:, SEAL] == seals_of(rows, segment.header.id, low)
-        return rows if good.all() else np.where(good[:, None], rows, np.uint64(0))
-
-    def records(self, segment: Segment, idx: int, first: int, last: int) -> Words:
-        """Read records [first, last] of a segment.
-
-        Raises:
-            OSError; ValueError when they are no longer what they were.
-        """
-        table = segment.table
-        if table is not None:
-            return table[first : last + 1]
-        start = segment.header.records_start + first * RECORD_NBYTES
-        want = last + 1 - first
-        records = parse(os.pread(idx, want * RECORD_NBYTES, start), segment.header.id, first)
-        if len(records) != want:
-            raise ValueError("a journal that has lost records")
-        return records
+    rows = staticmethod(read_rows)
+    records = staticmethod(read_records)
 
     def _load(self, known: dict[bytes, Segment], *, strict: bool) -> None:
-        headers = sorted(self._headers(strict=strict), key=attrgetter("sequence"))
-        sizes = [self._most_records(header) for header in headers]
+        headers = []
+        for header in list_headers(self.space.folder, self.space.handles, strict=strict):
+            if header.namespace == self.space.namespace:
+                if header.epoch == self.epoch:
+                    headers.append(header)
+                else:
+                    self.void.append(header.id.hex())
+        headers.sort(key=attrgetter("sequence"))
+        sizes = [most_records(self.space.folder, header) for header in headers]
         most = sum(sizes)
         first, second, places = (scratch(most, dtype) for dtype in (np.uint64, np.uint64, np.int64))
         count = 0
         buffer = bytearray(max((h.records_start for h in headers), default=0) + 64 * max(sizes, default=0))
         for header in headers:
             try:
-                _, dead, records, final = self._journal(header.id.hex(), buffer)
+                _, dead, records, final = list_journal(
+                    self.space.folder, self.space.handles, header.id.hex(), buffer
+                )
             except (OSError, ValueError) as error:
-                if _passes(error):
+                if passes(error):
                     raise
                 continue
             segment = self.space.own.get(header.id)
@@ -318,39 +265,6 @@ class Catalog:
             second[chosen] = kept[:, DIGEST_HIGH]
             np.add(numbers, segment.ordinal << RECORD_BITS, out=places[chosen])
         self.index.load(first[:count], second[:count], places[:count])
-
-    def _journal(
-        self, name: str, buffer: bytearray | None = None
-    ) -> tuple[SegmentHeader, bytes, Words, bool]:
-        return self.space.handles.retry_when_full(partial(read_journal, self.space.folder, name, buffer))
-
-    def _most_records(self, header: SegmentHeader) -> int:
-        """Tell how many records a journal may hold by its size now, or may soon."""
-        size = self.space.folder.size(f"{header.id.hex()}.idx")
-        return min(header.room, max(0, size - header.records_start) // RECORD_NBYTES)
-
-    def _headers(self, *, strict: bool) -> Iterator[SegmentHeader]:
-        """Give the headers of this epoch's journals; notes those of others."""
-        for name in self.space.folder.names():
-            if not name.endswith(".idx") or not is_id(name[:-4]):
-                continue
-            try:
-                header = self.space.handles.retry_when_full(
-                    partial(read_header, self.space.folder, name[:-4])
-                )
-            except UnknownVersion:
-                if strict:
-                    raise
-                continue
-            except (OSError, BadHeader) as error:
-                if _passes(error):
-                    raise
-                continue
-            if header.namespace == self.space.namespace:
-                if header.epoch == self.epoch:
-                    yield header
-                else:
-                    self.void.append(name[:-4])
 
     def _take_in(self, segment: Segment, dead: bytes, records: Words) -> np.ndarray:
         """Enter a segment that was loaded; gives the numbers of its live records."""
@@ -391,9 +305,9 @@ class Catalog:
 
     def _discover(self, name: str) -> None:
         try:
-            header, dead, records, final = self._journal(name)
+            header, dead, records, final = list_journal(self.space.folder, self.space.handles, name)
         except (OSError, ValueError) as error:
-            if _passes(error):
+            if passes(error):
                 raise
             return
         if header.epoch != self.epoch or header.namespace != self.space.namespace:
@@ -419,7 +333,7 @@ class Catalog:
         try:
             handle = self.space.handles.take(segment)
         except (OSError, ValueError) as error:
-            if _passes(error):
+            if passes(error):
                 raise
             self.forget(segment)
             return
@@ -428,7 +342,7 @@ class Catalog:
                 self._add(segment, read_growth(segment, handle.idx))
             (record,) = self.records(segment, handle.idx, number, number)
         except OSError as error:
-            if _passes(error):
+            if passes(error):
                 raise
             self.forget(segment)  # or a later look would take the record in
             return
@@ -468,11 +382,6 @@ class Catalog:
                 pages += len(numbers)
                 nbytes += int(records[numbers, LENGTH].sum())
             return pages, nbytes
-
-
-def _passes(error: Exception) -> bool:
-    """Tell whether an error says nothing of the file that was to be read."""
-    return isinstance(error, OSError) and error.errno not in _UNREADABLE
 
 
 def _damaged(records: Words, flags: np.ndarray) -> list[bytes]:
