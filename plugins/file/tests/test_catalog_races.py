@@ -15,6 +15,7 @@ from hicache_core import Status
 from hicache_file import _writer
 from hicache_file._catalog import Catalog
 from hicache_file._files import Folder
+from hicache_file._format import LARGEST_JOURNAL_NBYTES, journal_nbytes, journal_room
 from hicache_file._index import RECORD_BITS
 from hicache_file._journal import digests_of
 
@@ -261,3 +262,10 @@ def test_c6_growth_that_cannot_be_read_is_no_miss_of_a_remove(
         assert reader.storage.batch_remove(keys[1:]) == [UNAVAILABLE]
     assert reader.contains(keys) == [OK] * 2
     assert reader.storage.batch_remove(keys[1:]) == [OK]
+
+
+def test_a_journal_is_never_longer_than_what_is_read_of_one() -> None:
+    for nbytes in (1 << 20, 64 << 20, 8 << 30, 1 << 40):
+        room = journal_room(nbytes)
+        assert room % 64 == 0
+        assert journal_nbytes(room) <= LARGEST_JOURNAL_NBYTES

@@ -50,6 +50,10 @@ EPOCH_LIVE_NBYTES = _EPOCH_LIVE.size
 JOURNAL_HEAD_NBYTES = _JOURNAL_HEAD.size
 RECORD_NBYTES = 64
 
+#: No journal is longer: 64 MiB of pages of 4 KiB take 1.1 MB. A segment whose journal is full is full.
+LARGEST_JOURNAL_NBYTES = 1 << 22
+_MOST_ROOM = (LARGEST_JOURNAL_NBYTES - JOURNAL_HEAD_NBYTES) // (2 + RECORD_NBYTES) // 64 * 64
+
 #: Flag of a journal header: each record was written after its data had reached the disk.
 SYNCED = 1
 
@@ -152,7 +156,7 @@ class SegmentHeader:
 
 def journal_room(segment_nbytes: int) -> int:
     """Tell how many records the journal of a segment of this size has room for."""
-    return -(-max(64, segment_nbytes // 4096) // 64) * 64
+    return min(_MOST_ROOM, -(-max(64, segment_nbytes // 4096) // 64) * 64)
 
 
 def total_nbytes(segment_nbytes: int) -> int:

@@ -22,6 +22,7 @@ import numpy as np
 from hicache_file._files import Folder, lock_shared
 from hicache_file._format import (
     JOURNAL_HEAD_NBYTES,
+    LARGEST_JOURNAL_NBYTES,
     RECORD_NBYTES,
     BadHeader,
     SegmentHeader,
@@ -32,8 +33,6 @@ from hicache_file._journal import WORDS, Words, parse
 
 Opened = TypeVar("Opened")
 
-#: No journal is longer: 64 MiB of pages of 4 KiB take 1.1 MB.
-LARGEST_JOURNAL_NBYTES = 1 << 22
 #: Journal bytes read at once when looking for growth: 64 records.
 _GROWTH_NBYTES = 4096
 
