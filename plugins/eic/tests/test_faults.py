@@ -110,6 +110,15 @@ def test_c10_a_client_that_raises_at_its_start_is_unavailable(opener: Opener, mo
 
 
 @pytest.mark.clause("C10")
+@pytest.mark.parametrize("code", [None, False, "0"])
+def test_c10_an_init_that_answers_strangely_has_not_connected(opener: Opener, monkeypatch, code):
+    init = eic.Client.init
+    monkeypatch.setattr(eic.Client, "init", lambda self, *about: [init(self, *about), code][1])
+    with pytest.raises(BackendUnavailable, match=f"init gave {code}"):
+        opener()
+
+
+@pytest.mark.clause("C10")
 def test_c10_without_threads_to_be_had_there_is_no_answer(opener: Opener, monkeypatch):
     storage = opener(workers=2)
     workers = storage._workers
@@ -136,7 +145,7 @@ def test_c11_an_interrupted_wait_costs_no_worker(opener: Opener, monkeypatch):
         patched.setattr(eic.Client, "mget", interrupted)
         with pytest.raises(KeyboardInterrupt):
             storage.batch_get(keys_of(1), arena.pages([1]))
-        assert storage._workers._abandoned == 1
+        assert (storage._workers._abandoned, storage._workers._idle) == (1, []), "its memory is in use"
         go_on.set()
         assert until(lambda: storage._workers._abandoned == 0)
     assert storage.batch_get(keys_of(1), arena.pages([1])) == [OK]

@@ -336,6 +336,21 @@ def test_c9_keys_that_move_while_the_catalogue_is_read_are_found():
 
 
 @pytest.mark.clause("C9")
+def test_c9_keys_that_were_to_move_with_a_set_that_failed_stay_listed():
+    shelf, writer = Shelf(), catalog.Writer(NAMESPACE)
+    for start in range(9):
+        shelf.set(writer, NAMESPACE, keys_of(64, f"chunk-{start}"))
+    kept = keys_of(64, "chunk-1")[:20]
+    for key in keys_of(64, "chunk-1")[20:]:
+        del shelf.values[NAMESPACE.qualify(key)]
+    failed = keys_of(64, "failed")
+    records = writer.add(failed, NBYTES, slot_is_there=True, exist=shelf.exist, fetch=shelf.fetch)
+    assert len(records) == 4, "the chunk that was full, that with the moved keys, one more, the slot"
+    shelf.set(writer, NAMESPACE, keys_of(1, "later"))
+    assert {*kept, *keys_of(1, "later")} <= shelf.listed(NAMESPACE)
+
+
+@pytest.mark.clause("C9")
 def test_c9_where_pages_expire_the_slot_is_renewed_with_each_set():
     shelf, writer = Shelf(), catalog.Writer(NAMESPACE, expires=True)
     for label in ("one", "two"):
