@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import resource
 import threading
 from collections.abc import Callable
 from types import ModuleType
@@ -11,6 +15,7 @@ import pytest
 
 from hicache_core import Status
 from hicache_file import _making, _opened
+from hicache_file._budget import is_open
 
 OK, MISS = Status.OK, Status.MISS
 
@@ -93,3 +98,84 @@ def test_c14_a_clear_removes_what_a_dead_writer_left_open(
     process.end()
     assert store.storage.clear() >= 4
     assert store.storage.usage().store_bytes < before + 1024
+
+
+def crowded(root: str, make: Callable[..., Any], child: ModuleType, **options: Any) -> tuple[Any, Any]:
+    """Give a writer with an open segment, and another one that has filled the root."""
+    writer, other = (make(capacity="1mib", lanes=1, **options) for _ in range(2))
+    assert writer.set(child.keys_of("mine", 0, 1)) == [OK]
+    for number in range(12):
+        assert other.set(child.keys_of("full", number, 4)) == [OK] * 4
+    return writer, other
+
+
+def journal_of(store: Any, root: str) -> str:
+    return f"{root}/{store.namespace.id}/{store.storage._opened.writer._lanes[0].segment.name}.idx"
+
+
+@pytest.mark.clause("C3", "C14")
+def test_c14_a_process_out_of_descriptors_leaves_the_segments_of_others_on_the_books(
+    make: Callable[..., Any], child: ModuleType, root: str
+) -> None:
+    writer, other = crowded(root, make, child)
+    journal = journal_of(writer, root)
+    books = other.storage._opened.root
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    with books.held(5.0) as ledger:
+        before = [slot.id for slot in ledger.slots if slot.nbytes]
+        used = ledger.used
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 4, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            assert ledger.reap() == 0
+            with pytest.raises(OSError, match="Too many open files"):
+                ledger.recount()
+            assert ledger.dirty
+        finally:
+            for fd in taken:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert [slot.id for slot in ledger.slots if slot.nbytes] == before
+        assert ledger.used == used
+    for number in range(40):
+        assert other.set(child.keys_of("more", number, 4)) == [OK] * 4
+    assert os.path.exists(journal)
+    assert writer.set(child.keys_of("mine", 1, 1)) == [OK]
+    assert [s.get(child.keys_of("mine", 1, 1)) for s in (writer, other, make())] == [[OK]] * 3
+
+
+@pytest.mark.clause("C3", "C14")
+def test_c14_an_open_segment_is_not_evicted_though_its_entry_is_damaged(
+    make: Callable[..., Any], child: ModuleType, root: str
+) -> None:
+    writer, other = crowded(root, make, child)
+    journal = journal_of(writer, root)
+    fd = os.open(f"{root}/hicache.root", os.O_RDWR)
+    try:
+        size = os.fstat(fd).st_size
+        raw = bytearray(os.pread(fd, size - 128, 128))
+        at = raw.index(bytes.fromhex(os.path.basename(journal)[:-4]))
+        os.pwrite(fd, bytes([raw[at] ^ 0xFF]), 128 + at)
+    finally:
+        os.close(fd)
+    for number in range(40):
+        assert other.set(child.keys_of("more", number, 4)) == [OK] * 4
+    assert os.path.exists(journal)
+    assert writer.set(child.keys_of("mine", 1, 1)) == [OK]
+    assert [s.get(child.keys_of("mine", 1, 1)) for s in (writer, other, make())] == [[OK]] * 3
+
+
+@pytest.mark.parametrize(("number", "there"), [(errno.ENOENT, False), (errno.EIO, True)])
+def test_a_segment_that_cannot_be_looked_at_may_be_open(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, number: int, there: bool
+) -> None:
+    def fail(folder: Any, name: str, flags: int = 0) -> int:
+        raise OSError(number, "no")
+
+    folder = make().storage._opened.space.folder
+    with monkeypatch.context() as patched:
+        patched.setattr(type(folder), "open", fail)
+        assert is_open(folder, "0" * 32) is there

@@ -9,6 +9,7 @@ segment; an entry whose segment nobody has flocked belongs to a dead writer.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,6 +42,10 @@ from hicache_file._segment import read_header, read_journal
 _FREE = Slot(bytes(16), bytes(16), 0)
 #: Open segments of all processes; far beyond what a quarter of any budget allows.
 _MAX_SLOTS = 4096
+#: A file, or its folder, is not there; anything else says nothing about it.
+_GONE = (errno.ENOENT, errno.ENOTDIR)
+#: This process, or the machine, is out of descriptors.
+_FULL = (errno.EMFILE, errno.ENFILE)
 
 
 class RootFile:
@@ -206,8 +211,10 @@ class Ledger:
         for slot in [slot for slot in self.slots if slot.nbytes]:
             try:
                 folder = self._root.folder.folder(slot.namespace.hex())
-            except OSError:  # its folder is gone, and its bytes with it
-                self.begin()
+            except OSError as error:
+                if error.errno not in _GONE:
+                    continue  # somebody may have it open
+                self.begin()  # its folder is gone, and its bytes with it
                 self.used -= slot.nbytes
                 self.unregister(slot.id)
                 continue
@@ -231,7 +238,9 @@ class Ledger:
         for name in namespaces(self._root.folder):
             try:
                 folder = self._root.folder.folder(name)
-            except OSError:
+            except OSError as error:
+                if error.errno in _FULL:
+                    raise  # what is not counted would be room that is not there
                 continue
             try:
                 scan = scan_folder(folder)
@@ -309,13 +318,15 @@ def pair_nbytes(folder: Folder, name: str) -> int:
 
 
 def is_open(folder: Folder, name: str) -> bool:
-    """Tell whether some process has a segment flocked; the root's lock is held."""
+    """Tell whether some process has a segment flocked, or may have; the root's lock is held."""
     try:
         fd = folder.open(f"{name}.seg", os.O_RDWR)
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno not in _GONE
     try:
         return not try_lock(fd)
+    except OSError:
+        return True
     finally:
         os.close(fd)
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from hicache_file._budget import Ledger, RootFile, namespaces, remove_pair, scan_folder
+from hicache_file._budget import Ledger, RootFile, is_open, namespaces, remove_pair, scan_folder
 from hicache_file._epoch import EpochFile
 from hicache_file._files import Folder, lock_alone
 from hicache_file._format import DELETED, BadHeader, Event, total_nbytes
@@ -170,13 +170,22 @@ class Evictor:
         while self._victims and len(group) < self._group(ledger):
             victim = self._victims.popleft()
             segment_id = bytes.fromhex(victim.name)
-            if segment_id not in spared and not ledger.is_registered(segment_id) and self._is_there(victim):
+            if segment_id in spared or ledger.is_registered(segment_id) or not self._is_there(victim):
+                continue
+            if not self._is_open(victim):  # the table may be damaged, and its writer at work all the same
                 group.append(victim)
         return sorted(group, key=attrgetter("namespace", "sequence"))
 
     def _is_there(self, victim: Victim) -> bool:
         """Tell whether nobody else has evicted it since it was listed."""
         return self._root.folder.size(f"{victim.namespace}/{victim.name}.idx") > 0
+
+    def _is_open(self, victim: Victim) -> bool:
+        """Tell whether a writer has it flocked, or may have."""
+        try:
+            return is_open(self._opened(victim.namespace)[0], victim.name)
+        except OSError:
+            return True
 
     def _list(self, ledger: Ledger) -> list[Victim]:
         ledger.reap()
