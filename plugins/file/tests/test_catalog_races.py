@@ -269,3 +269,21 @@ def test_a_journal_is_never_longer_than_what_is_read_of_one() -> None:
         room = journal_room(nbytes)
         assert room % 64 == 0
         assert journal_nbytes(room) <= LARGEST_JOURNAL_NBYTES
+
+
+@pytest.mark.clause("C8")
+def test_c8_a_file_made_longer_by_hand_has_the_books_counted_again(
+    make: Callable[..., Any], child: ModuleType
+) -> None:
+    store = make(capacity="2mib", lanes=1)
+    for batch in range(4):
+        assert store.set(child.keys_of("old", batch, 16)) == [OK] * 16
+    folder = store.storage._opened.space.folder
+    for name in folder.names():
+        if name.endswith(".seg"):
+            os.truncate(f"/proc/self/fd/{folder.fd}/{name}", 1 << 33)
+    for batch in range(32):
+        assert store.set(child.keys_of("new", batch, 16)) == [OK] * 16
+    usage = store.storage.usage()
+    assert 0 < usage.store_bytes <= 2 << 20
+    assert usage.store_bytes >= usage.bytes > 1 << 20

@@ -13,7 +13,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hicache_file._files import FileLock, Folder, read_exactly, try_lock, write_exactly
 from hicache_file._format import (
@@ -51,12 +51,14 @@ _FULL = (errno.EMFILE, errno.ENFILE)
 class RootFile:
     """The root file, open for writing."""
 
-    __slots__ = ("_lock", "boot", "fd", "folder")
+    __slots__ = ("_lock", "boot", "capacity", "fd", "folder")
 
     def __init__(self, folder: Folder, fd: int, boot: bytes) -> None:
         self.folder = folder
         self.fd = fd
         self.boot = boot
+        #: The budget as last read or written here, for when the file is damaged.
+        self.capacity = 0
         self._lock = FileLock(fd, "the root")
 
     @classmethod
@@ -73,7 +75,8 @@ class RootFile:
                 try:
                     unpack_root_head(read_exactly(fd, TABLE_OFFSET, 0))
                 except BadHeader:  # new, cut short, or damaged: the files themselves hold all that matters
-                    fresh = pack_root_head(os.urandom(16)) + pack_root_state(RootState(dirty=1))
+                    state = replace(root.peek(), dirty=1)
+                    fresh = pack_root_head(os.urandom(16)) + pack_root_state(state)
                     write_exactly(fd, fresh, 0)
             return root
         except BaseException:
@@ -93,13 +96,14 @@ class RootFile:
                 ledger.recount()
             yield ledger
             ledger.write(dirty=False)
+            self.capacity = ledger.capacity
 
     def peek(self) -> RootState:
         """Read the books without the lock; a damaged or torn state says that the files must be counted."""
         try:
             return unpack_root_state(os.pread(self.fd, TABLE_OFFSET - LIVE_OFFSET, LIVE_OFFSET))
         except BadHeader:
-            return RootState(dirty=1)
+            return RootState(self.capacity, dirty=1)
 
     def close(self) -> None:
         """Give the descriptor back; idempotent."""
@@ -125,7 +129,7 @@ def peek_books(folder: Folder) -> RootState:
 class Ledger:
     """The root's books while its lock is held."""
 
-    __slots__ = ("_root", "_written", "boot", "capacity", "dirty", "sequence", "slots", "used")
+    __slots__ = ("_root", "_written", "boot", "capacity", "dirty", "sequence", "slots", "used", "wrong")
 
     def __init__(self, root: RootFile, state: RootState) -> None:
         self._root = root
@@ -133,6 +137,8 @@ class Ledger:
         self.sequence = state.sequence
         self.used = state.used
         self.dirty = bool(state.dirty)
+        #: True once the books turn out to be wrong, as when a file was made longer by hand: count again.
+        self.wrong = False
         self.boot = state.boot
         raw = read_exactly(root.fd, max(0, os.fstat(root.fd).st_size - TABLE_OFFSET), TABLE_OFFSET)
         self.slots: list[Slot] = [slot or _FREE for slot in unpack_slots(raw)]
@@ -144,7 +150,7 @@ class Ledger:
 
     def write(self, *, dirty: bool) -> None:
         """Put the books on disk."""
-        self.dirty = dirty
+        self.dirty = dirty = dirty or self.wrong
         state = RootState(
             self.capacity, self.sequence, self.used, int(dirty), len(self.slots), self._root.boot
         )
@@ -176,7 +182,7 @@ class Ledger:
     def remove(self, folder: Folder, name: str, *, unlink: bool = True) -> None:
         """Unlink a segment; or only take it off the books, for a caller that uses its files at once."""
         self.begin()
-        self.used -= self._counted(folder, name)
+        self._take_off(self._counted(folder, name))
         if unlink:
             remove_pair(folder, name)
         self.unregister(bytes.fromhex(name))
@@ -184,9 +190,13 @@ class Ledger:
     def settle(self, folder: Folder, name: str) -> None:
         """Count a segment that has been cut with what it takes now."""
         self.begin()
-        before = self._counted(folder, name)
-        self.used += pair_nbytes(folder, name) - before
+        self._take_off(self._counted(folder, name) - pair_nbytes(folder, name))
         self.unregister(bytes.fromhex(name))
+
+    def _take_off(self, nbytes: int) -> None:
+        if nbytes > self.used:
+            self.wrong = True
+        self.used = max(0, self.used - nbytes)
 
     def _counted(self, folder: Folder, name: str) -> int:
         """Tell the bytes that a segment is counted with: while in the table, those preallocated for it."""
@@ -215,7 +225,7 @@ class Ledger:
                 if error.errno not in _GONE:
                     continue  # somebody may have it open
                 self.begin()  # its folder is gone, and its bytes with it
-                self.used -= slot.nbytes
+                self._take_off(slot.nbytes)
                 self.unregister(slot.id)
                 continue
             try:
@@ -253,7 +263,7 @@ class Ledger:
                         used -= pair_nbytes(folder, slot.id.hex())
             finally:
                 folder.close()
-        self.used = used
+        self.used, self.wrong = used, False
         self.sequence = max(sequences)
         self.boot = self._root.boot
         self.reap()
@@ -296,7 +306,9 @@ def scan_folder(folder: Folder) -> FolderScan:
     """Look at every file of a namespace; foreign names are left out and left alone."""
     scan = FolderScan()
     halves: dict[str, str] = {}
-    for name in folder.names():
+    with os.scandir(folder.fd) as entries:
+        names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    for name in names:
         stem, _, ending = name.rpartition(".")
         if name in (EPOCH_FILE, MANIFEST_FILE):
             scan.nbytes += folder.size(name)
