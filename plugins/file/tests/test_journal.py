@@ -89,7 +89,7 @@ def test_headers_are_read_as_written() -> None:
     assert fmt.unpack_epoch_head(fmt.pack_epoch_head(ID, 32)) == (32, ID)
     assert fmt.unpack_epoch_live(fmt.pack_epoch_live(5, 6)) == (5, 6)
     event = fmt.Event(fmt.BURIED, ID, 1 << 40)
-    assert fmt.unpack_event(fmt.pack_event(event)) == event
+    assert fmt.unpack_event(fmt.pack_event(event, 7), 7) == event
     slot = fmt.Slot(ID, ID, 99)
     assert fmt.unpack_slots(fmt.pack_slot(slot) + bytes(47)) == [slot]
 

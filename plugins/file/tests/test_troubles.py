@@ -8,13 +8,16 @@ import os
 import resource
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from hicache_core import Status
-from hicache_file import _making, _opened
+from hicache_core.errors import BackendUnavailable
+from hicache_file import _epoch, _making, _opened
+from hicache_file import _format as fmt
 from hicache_file._budget import is_open
 
 OK, MISS = Status.OK, Status.MISS
@@ -179,3 +182,94 @@ def test_a_segment_that_cannot_be_looked_at_may_be_open(
     with monkeypatch.context() as patched:
         patched.setattr(type(folder), "open", fail)
         assert is_open(folder, "0" * 32) is there
+
+
+def replace_epoch(root: str, namespace: str, what: str) -> None:
+    """Give a namespace a folder, and in it an epoch file that nobody can read."""
+    head = bytearray(fmt.pack_epoch_head(bytes.fromhex(namespace), 32) + fmt.pack_epoch_live(5, 0))
+    if what == "damaged":
+        head[70] ^= 1
+    else:
+        head[8:12] = (2 | (2 ^ 0xFFFF) << 16).to_bytes(4, "little")
+    folder = Path(root) / namespace
+    folder.mkdir(mode=0o700)
+    (folder / "epoch").write_bytes(bytes(head).ljust(128 + 32 * 32, b"\0"))
+
+
+@pytest.mark.clause("C10", "C12")
+@pytest.mark.parametrize("what", ["damaged", "unknown"])
+def test_c10_a_reader_whose_namespace_cannot_be_read_is_unavailable_and_leaks_nothing(
+    make: Callable[..., Any], child: ModuleType, root: str, what: str
+) -> None:
+    writer, reader = make(tenant="other"), make(read_only=True)
+    keys = child.keys_of("k", 0, 2)
+    assert writer.set(keys) == [OK] * 2
+    assert reader.get(keys) == [MISS] * 2
+    replace_epoch(root, reader.namespace.id, what)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        assert reader.contains(keys) == reader.get(keys) == [Status.UNAVAILABLE] * 2
+        with pytest.raises(BackendUnavailable):
+            reader.storage.usage()
+        found = writer.storage.namespaces()
+        assert [use.id for use in found] == [writer.namespace.id]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.clause("C9")
+def test_c9_a_follower_takes_no_overwritten_event_for_its_own(
+    make: Callable[..., Any], child: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, killed = (make(lanes=1, capacity="8mib", nbytes=1024) for _ in range(3))
+    keys = child.keys_of("k", 0, 64, 1024)
+    assert one.set(keys) == [OK] * 64
+    assert two.contains(keys) == [OK] * 64
+    assert one.storage.batch_remove(keys[:10]) == [OK] * 10
+    real = _epoch.write_exactly
+
+    def write(fd: int, payload: bytes, offset: int) -> None:
+        if len(payload) == fmt.EPOCH_LIVE_NBYTES:
+            raise OSError(errno.EIO, "killed after the events and before the live words")
+        real(fd, payload, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_epoch, "write_exactly", write)
+        assert killed.storage.batch_remove(keys[20:50]) == [Status.UNAVAILABLE] * 30
+    assert two.contains(keys[:10]) == [MISS] * 10
+    assert two.get(keys[50:]) == [OK] * 14
+
+
+@pytest.mark.clause("C14")
+def test_c14_a_folder_with_a_segments_name_is_left_alone(
+    make: Callable[..., Any], child: ModuleType, root: str
+) -> None:
+    store = make(capacity="4mib")
+    keys = child.keys_of("k", 0, 2)
+    assert store.set(keys) == [OK] * 2
+    for ending in ("idx", "seg", "new"):
+        (Path(root) / store.namespace.id / f"{'a' * 32}.{ending}").mkdir()
+    store.close()
+    again = make()
+    assert again.get(keys) == [OK] * 2
+    assert again.storage.clear() == 2
+    assert again.set(keys) == [OK] * 2
+
+
+@pytest.mark.clause("C7", "C14")
+@pytest.mark.parametrize("at", [30, 70])
+def test_c14_damaged_books_do_not_forget_the_budget(
+    make: Callable[..., Any], child: ModuleType, root: str, at: int
+) -> None:
+    store, other = make(capacity="1mib", lanes=1), make(lanes=1)
+    assert store.set(child.keys_of("k", 0, 4)) == [OK] * 4
+    fd = os.open(f"{root}/hicache.root", os.O_RDWR)
+    try:
+        os.pwrite(fd, bytes([os.pread(fd, 1, at)[0] ^ 0xFF]), at)
+    finally:
+        os.close(fd)
+    later = make(lanes=1) if at < 64 else other
+    for number in range(40):
+        assert later.set(child.keys_of("more", number, 4)) == [OK] * 4
+    for one in (store, later):
+        assert one.storage.usage().capacity == 1 << 20
+        assert one.storage.usage().store_bytes <= 1 << 20

@@ -122,7 +122,9 @@ class EpochFile:
         """Publish events; the lock is held. Returns the epoch that they belong to."""
         epoch, head = self.settled_state(at_least)
         for number, event in enumerate(events, head):
-            write_exactly(self.fd, pack_event(event), TABLE_OFFSET + number % self._slots * EVENT_NBYTES)
+            write_exactly(
+                self.fd, pack_event(event, number), TABLE_OFFSET + number % self._slots * EVENT_NBYTES
+            )
         write_exactly(self.fd, pack_epoch_live(epoch, head + len(events)), LIVE_OFFSET)
         return epoch
 
@@ -140,7 +142,7 @@ class EpochFile:
         try:
             for number in range(start, stop):
                 raw = os.pread(self.fd, EVENT_NBYTES, TABLE_OFFSET + number % self._slots * EVENT_NBYTES)
-                found.append(unpack_event(raw))
+                found.append(unpack_event(raw, number))
             _, head = self.state()
         except BadHeader:
             return None

@@ -223,13 +223,20 @@ def unpack_epoch_live(raw: bytes) -> tuple[int, int]:
     return epoch, head
 
 
-def pack_event(event: Event) -> bytes:
+def pack_event(event: Event, number: int) -> bytes:
+    """Pack an event; its number seeds the check word, so that none is taken for another in its place."""
     body = _EVENT.pack(event.id, event.value, event.kind, 0)[:-4]
-    return body + xxhash.xxh32_intdigest(body).to_bytes(4, "little")
+    return body + xxhash.xxh32_intdigest(body, number & 0xFFFFFFFF).to_bytes(4, "little")
 
 
-def unpack_event(raw: bytes) -> Event:
-    if len(raw) != EVENT_NBYTES or xxhash.xxh32_intdigest(raw[:-4]).to_bytes(4, "little") != raw[-4:]:
+def unpack_event(raw: bytes, number: int) -> Event:
+    """Read the event of this number.
+
+    Raises:
+        BadHeader: damaged, or an event of another number.
+    """
+    check = xxhash.xxh32_intdigest(raw[:-4], number & 0xFFFFFFFF).to_bytes(4, "little")
+    if len(raw) != EVENT_NBYTES or check != raw[-4:]:
         raise BadHeader("an event that does not match its check word")
     event_id, value, kind, _ = _EVENT.unpack(raw)
     return Event(kind, event_id, value)

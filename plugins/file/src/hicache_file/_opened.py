@@ -84,8 +84,17 @@ class Opened:
         except FileNotFoundError:
             folder.close()
             return False
-        self.take(folder, epoch)
-        self.follow()
+        except BaseException:
+            folder.close()
+            raise
+        space = self.take(folder, epoch)
+        try:
+            self.follow()
+        except BaseException:  # the next verb tries again, from the start
+            self.space = self.follower = None
+            space.janitor.close(self.config.timeout_s)
+            space.close()
+            raise
         return True
 
     def take(self, folder: Folder, epoch: EpochFile) -> Space:
@@ -100,10 +109,11 @@ class Opened:
         if self.space is None:
             raise FileNotFoundError("no namespace")
         heals = self.root is not None
-        self.follower = Follower(self.space, heals=heals, timeout_s=self.config.timeout_s)
+        follower = Follower(self.space, heals=heals, timeout_s=self.config.timeout_s)
         helper = self.writer.helper if self.writer is not None and self.options.lanes > 1 else None
         self.reader = Reader(self.space.handles, helper, checksum=self.checksum)
-        return self.follower.catalog
+        self.follower = follower  # last: from now on verbs use them
+        return follower.catalog
 
     def current(self) -> Catalog:
         """Give a catalog that agrees with the epoch file.

@@ -8,6 +8,7 @@ so a page is found by its record and not by its name.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -71,7 +72,7 @@ def namespaces(opened: Opened) -> list[NamespaceUse]:
 
 
 def _use(opened: Opened, name: str) -> NamespaceUse | None:
-    """Look into one namespace as a reader would; None where it is gone or was never finished."""
+    """Look into one namespace as a reader would; None where it is gone, unfinished, or cannot be read."""
     manifest = _manifest(opened, name)
     config = dataclasses.replace(opened.config, namespace=Namespace(name, manifest or {}))
     reader = Opened(config, opened.options, opened.folder, opened.boot)
@@ -84,6 +85,10 @@ def _use(opened: Opened, name: str) -> NamespaceUse | None:
         return NamespaceUse(
             id=name, manifest=manifest, pages=pages, bytes=nbytes, written_s=_written(reader.space.folder.fd)
         )
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        return None
     finally:
         if reader.space is not None:
             reader.space.janitor.close(opened.config.timeout_s)

@@ -12,6 +12,7 @@ and before it answers OK. docs/file-performance.md has the figures.
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from hicache_core.status import OK, Status
 from hicache_core.storage import HiCacheStorage, HiCacheStorageConfig, Usage
 from hicache_file._catalog import Catalog
 from hicache_file._files import LockTimeout, status_of
-from hicache_file._format import DAMAGED, REMOVED
+from hicache_file._format import DAMAGED, REMOVED, UnknownVersion
 from hicache_file._gate import ReleasingGate
 from hicache_file._index import ABSENT, RECORD_BITS
 from hicache_file._journal import Words, checks_of, digests_of
@@ -214,10 +215,17 @@ class HiCacheFile(HiCacheStorage):
         return opened
 
     def _catalog(self) -> Catalog | None:
-        """Give the current catalog; None while a reader's namespace does not exist."""
+        """Give the current catalog; None while a reader's namespace does not exist.
+
+        Raises:
+            OSError.
+        """
         state = self._state()
-        if state.follower is None and not state.attach():
-            return None
+        try:
+            if state.follower is None and not state.attach():
+                return None
+        except UnknownVersion as error:
+            raise OSError(errno.EIO, str(error)) from error
         return state.current()
 
     @contextmanager
