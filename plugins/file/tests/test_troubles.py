@@ -273,3 +273,32 @@ def test_c14_damaged_books_do_not_forget_the_budget(
     for one in (store, later):
         assert one.storage.usage().capacity == 1 << 20
         assert one.storage.usage().store_bytes <= 1 << 20
+
+
+@pytest.mark.clause("C9", "C14")
+@pytest.mark.parametrize("odd", [False, True])
+def test_c14_openers_agree_on_the_ring_though_its_head_is_damaged(
+    make: Callable[..., Any], child: ModuleType, root: str, odd: bool
+) -> None:
+    one = make(lanes=1, capacity="64mib", nbytes=1024)
+    keys = child.keys_of("k", 0, 64, 1024)
+    assert one.set(keys) == [OK] * 64
+    assert one.storage.batch_remove(keys[:40]) == [OK] * 40
+    path = Path(root) / one.namespace.id / "epoch"
+    raw = bytearray(path.read_bytes())
+    raw[30] ^= 0xFF
+    with path.open("r+b") as file:
+        file.write(raw[:64])
+    if odd:
+        os.truncate(path, 128 + 100 * 32)
+    two = make(lanes=1, nbytes=1024)
+    assert one.get(keys[40:]) == two.get(keys[40:]) == [MISS if odd else OK] * 24
+    slots = [store.storage._opened.space.epoch._slots for store in (one, two, make(nbytes=1024))]
+    assert len(set(slots)) == 1
+    assert os.stat(path).st_size == 128 + 32 * slots[0]
+    assert two.set(keys) == [OK] * 64
+    assert one.get(keys) == [OK] * 64
+    assert two.storage.batch_remove(keys[:40]) == [OK] * 40
+    assert one.get(keys) == [MISS] * 40 + [OK] * 24
+    assert one.storage.batch_remove(keys[40:]) == [OK] * 24
+    assert two.get(keys) == [MISS] * 64

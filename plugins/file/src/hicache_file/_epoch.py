@@ -38,23 +38,29 @@ from hicache_file._format import (
 #: Events in a ring; a small one where the budget is small.
 RING_SLOTS, SMALL_RING_SLOTS = 512, 32
 SMALL_CAPACITY_NBYTES = 16 << 20
+#: Waiting for a namespace's lock while the root's is held.
+_HEALING_TIMEOUT_S = 2.0
 
 
 class EpochFile:
     """One namespace's epoch file, open; ``lock`` is the namespace's lock."""
 
-    __slots__ = ("_namespace", "_slots", "fd", "lock")
+    __slots__ = ("_namespace", "_slots", "_sound", "fd", "lock")
 
     def __init__(self, fd: int, namespace: bytes) -> None:
         self.fd = fd
         self._namespace = namespace
         self.lock = FileLock(fd, f"the namespace {namespace.hex()}")
         self._slots = SMALL_RING_SLOTS
+        #: False while the head is damaged, and the file's size tells the ring's; ``settled_state`` heals it.
+        self._sound = False
         raw = read_exactly(fd, TABLE_OFFSET, 0)
         try:
             self._slots, _ = unpack_epoch_head(raw)
+            self._sound = True
         except BadHeader:
-            pass  # cut short: epoch() heals it
+            if os.fstat(fd).st_size == _nbytes(RING_SLOTS):
+                self._slots = RING_SLOTS
 
     @classmethod
     def open(cls, folder: Folder, namespace: bytes, *, writable: bool) -> EpochFile:
@@ -74,7 +80,7 @@ class EpochFile:
     def make(cls, folder: Folder, namespace: bytes, capacity: int) -> EpochFile:
         """Open the file, made whole first where it is missing; the root's lock is held."""
         try:
-            return cls.open(folder, namespace, writable=True)
+            return cls.open(folder, namespace, writable=True)._healed()
         except FileNotFoundError:
             pass
         slots = SMALL_RING_SLOTS if 0 < capacity < SMALL_CAPACITY_NBYTES else RING_SLOTS
@@ -82,7 +88,7 @@ class EpochFile:
         folder.remove(scratch)
         fd = folder.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            os.ftruncate(fd, TABLE_OFFSET + slots * EVENT_NBYTES)
+            os.ftruncate(fd, _nbytes(slots))
             write_exactly(fd, pack_epoch_head(namespace, slots) + pack_epoch_live(time.time_ns(), 0), 0)
             folder.rename(scratch, EPOCH_FILE)
             return cls(fd, namespace)
@@ -108,15 +114,43 @@ class EpochFile:
         Args:
             at_least: the highest epoch known; a healed file's is above it.
         """
+        if not self._sound:
+            self.look_again()
         try:
-            return self.state()
+            state = self.state()
+            if self._sound:
+                return state
+            if os.fstat(self.fd).st_size == _nbytes(self._slots):
+                write_exactly(self.fd, pack_epoch_head(self._namespace, self._slots), 0)
+                self._sound = True
+                return state
+            at_least = max(at_least, state[0])  # nobody knows how others count its ring
         except BadHeader:
-            epoch = max(time.time_ns(), at_least + 1)
-            os.ftruncate(self.fd, TABLE_OFFSET + self._slots * EVENT_NBYTES)
-            write_exactly(
-                self.fd, pack_epoch_head(self._namespace, self._slots) + pack_epoch_live(epoch, 0), 0
-            )
-            return epoch, 0
+            pass
+        epoch = max(time.time_ns(), at_least + 1)
+        os.ftruncate(self.fd, _nbytes(self._slots))
+        write_exactly(self.fd, pack_epoch_head(self._namespace, self._slots) + pack_epoch_live(epoch, 0), 0)
+        self._sound = True
+        return epoch, 0
+
+    def look_again(self) -> None:
+        """Read the head again: with a new epoch the ring may have got another size."""
+        try:
+            self._slots, _ = unpack_epoch_head(read_exactly(self.fd, TABLE_OFFSET, 0))
+            self._sound = True
+        except ValueError:
+            pass  # as it was known before
+
+    def _healed(self) -> EpochFile:
+        """See to a damaged head before others come to count the ring by it."""
+        if not self._sound:
+            try:
+                with self.lock.held(_HEALING_TIMEOUT_S):
+                    self.settled_state(0)
+            except BaseException:
+                self.close()
+                raise
+        return self
 
     def append(self, events: Sequence[Event], at_least: int) -> int:
         """Publish events; the lock is held. Returns the epoch that they belong to."""
@@ -153,3 +187,8 @@ class EpochFile:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _nbytes(slots: int) -> int:
+    """Tell the size of a file with a ring of so many events."""
+    return TABLE_OFFSET + slots * EVENT_NBYTES

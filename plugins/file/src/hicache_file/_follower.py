@@ -67,6 +67,7 @@ class Follower:
                 try:
                     followed = catalog.words != DOUBTED and (words == catalog.words or catalog.follow(words))
                     if not followed:
+                        self.space.epoch.look_again()
                         before, catalog = catalog, Catalog(self.space, words, catalog.segments())
                         self.catalog = catalog
                         catalog.succeed(before)
