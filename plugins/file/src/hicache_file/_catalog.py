@@ -101,13 +101,19 @@ class Catalog:
         return found
 
     def look(self, digests: Sequence[bytes]) -> list[int]:
-        """The same, looking for growth of foreign journals when something is missing (R7)."""
+        """The same, looking for growth of foreign journals when something is missing (R7).
+
+        Raises:
+            OSError: something is missing, and a journal that may have it cannot be read at present.
+        """
         grown = self._grown
         found = self.find(digests)
         if ABSENT in found:
-            self._look_at_growing()
+            passing = self._look_at_growing()
             if self._grown != grown:  # by this thread or another
                 found = self.find(digests)
+            if passing is not None and ABSENT in found:
+                raise passing
         return found
 
     def grow(self) -> int:
@@ -141,12 +147,13 @@ class Catalog:
             raise passing
         return added
 
-    def _look_at_growing(self) -> None:
+    def _look_at_growing(self) -> OSError | None:
         if self._growing:
             try:
                 self.grow()
-            except OSError:
-                pass  # the next look tries again
+            except OSError as error:
+                return error
+        return None
 
     def follow(self, words: bytes) -> bool:
         """Catch up with the events that ``words`` count; False when a new catalog has to be loaded.
