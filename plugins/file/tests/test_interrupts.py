@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hicache_core import Status
-from hicache_file import _reader, _writer
+from hicache_file import _reader, _sealing, _writer
 from hicache_file._catalog import Catalog
 
 OK, MISS = Status.OK, Status.MISS
@@ -187,3 +187,35 @@ def test_c3_an_instance_that_closes_after_an_interrupt_keeps_what_others_rely_on
     assert other.set(one) == [OK] * 2
     store.close()
     assert [s.get(one) for s in (other, make())] == [[OK] * 2] * 2
+
+
+@pytest.mark.clause("C2", "C12", "C14")
+def test_c14_a_segment_whose_sealing_is_interrupted_is_sealed_later(
+    make: Callable[..., Any], child: ModuleType, monkeypatch: pytest.MonkeyPatch, no_leaks: None
+) -> None:
+    store = make(capacity="1mib", lanes=1)
+    opened = store.storage._opened
+    assert store.set(child.keys_of("k", 0, 1)) == [OK]
+    segment = opened.writer._lanes[0].segment
+
+    def unlock(fd: int) -> None:
+        raise KeyboardInterrupt
+
+    def fill() -> None:
+        for number in range(1, 8):
+            assert store.set(child.keys_of("k", number, 4)) == [OK] * 4
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_sealing, "unlock", unlock)
+        with pytest.raises(KeyboardInterrupt):
+            fill()
+    assert segment.header.id in opened.space.own
+    assert store.storage.usage().store_bytes <= 1 << 20
+    assert segment.header.id not in opened.space.own
+    lane = opened.writer._lanes[0]
+    assert {handle.ordinal for handle in opened.space.handles._lent} <= (
+        {lane.segment.ordinal} if lane.segment is not None else set()
+    )
+    for number in range(20):
+        assert store.set(child.keys_of("more", number, 4)) == [OK] * 4
+    store.close()

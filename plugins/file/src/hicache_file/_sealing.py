@@ -76,17 +76,29 @@ class Sealer:
         """Seal what a lane has, now; lane and root are locked."""
         retired = self._retired(lane)
         if retired is not None:
-            self._cut(retired)
-            self._settle(retired, ledger)
+            self._finish(retired, ledger)
 
     def drain(self, ledger: Ledger) -> bool:
         """Seal now what was to be sealed soon; the root is locked. False when there was nothing."""
         done = False
         while (retired := self._next()) is not None:
-            self._cut(retired)
-            self._settle(retired, ledger)
+            self._finish(retired, ledger)
             done = True
         return done
+
+    def _finish(self, retired: _Retired, ledger: Ledger) -> None:
+        """Cut and settle a segment; one whose sealing is interrupted waits for the next occasion."""
+        users = retired.handle.users
+        try:
+            self._cut(retired)
+            self._settle(retired, ledger)
+        except OSError:
+            raise
+        except BaseException:
+            if retired.handle.users == users:  # not given back yet, and all before that may be done twice
+                with self._lock:
+                    self._waiting.append(retired)
+            raise
 
     def _retired(self, lane: Lane) -> _Retired | None:
         segment, handle, data_end = lane.segment, lane.handle, lane.data_end
