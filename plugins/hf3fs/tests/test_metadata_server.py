@@ -435,3 +435,19 @@ def test_what_goes_over_the_wire_is_small(url: str):
     body = json.dumps({"rank": "wire", "keys": pack_keys(keys_of(128)), "hold": 1})
     status, answer = asked(f"{url}/v1/{'5' * 32}/get", body.encode())
     assert (status, len(answer) < 128 * 24) == (200, True)
+
+
+def test_an_interrupted_request_leaves_no_lock_to_the_next(url: str, monkeypatch):
+    """httpcore's own may be held by nobody then, and know no time-out."""
+    with closing(client_of(url)) as metadata:
+        metadata.check(deadline=soon())
+        pool = metadata._http._pool
+
+        def interrupted(_) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(pool, "handle_request", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            metadata.check(deadline=soon())
+        assert metadata._http._pool is not pool
+        metadata.check(deadline=soon())

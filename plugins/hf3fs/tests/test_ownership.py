@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import signal
@@ -307,3 +308,17 @@ def test_a_page_that_the_file_has_not_is_neither_read_nor_written(opener: Opener
     assert storage.batch_set(keys_of(1, "new"), arena.pages([0])) == [UNAVAILABLE]
     storage.close()
     open_page_file(str(opener.root), rank, NBYTES, 64 * NBYTES).close()
+
+
+def test_two_that_take_a_file_over_for_one_database_do_not_refuse_each_other(tmp_path):
+    with (
+        closing(open_page_file(str(tmp_path), "kv", NBYTES, 4 * NBYTES)) as one,
+        closing(open_page_file(str(tmp_path), "kv", NBYTES, 4 * NBYTES)) as other,
+    ):
+        one.own("a" * 32, alone=False)
+        assert one._lock(pagefile._ALONE, fcntl.F_WRLCK), "one is about to write"
+        late = threading.Timer(0.05, one.own, ("b" * 32,), {"alone": False})
+        late.start()
+        other.own("b" * 32, alone=False)
+        late.join()
+        assert other.owner() == "b" * 32
