@@ -310,14 +310,19 @@ def test_a_damaged_slot_sends_nobody_to_chunks_that_never_were(byte):
     assert shelf.calls == 2
 
 
-@pytest.mark.clause("C9")
-def test_c9_keys_that_move_while_the_catalogue_is_read_are_found():
+def a_shelf_to_clean():
+    """Give a shelf and its writer, whose next chunk takes in the 20 keys that are left of an old one."""
     shelf, writer = Shelf(), catalog.Writer(NAMESPACE)
     for start in range(9):
         shelf.set(writer, NAMESPACE, keys_of(64, f"chunk-{start}"))
-    kept = keys_of(64, "chunk-1")[:20]
     for key in keys_of(64, "chunk-1")[20:]:
         del shelf.values[NAMESPACE.qualify(key)]
+    return shelf, writer, keys_of(64, "chunk-1")[:20]
+
+
+@pytest.mark.clause("C9")
+def test_c9_keys_that_move_while_the_catalogue_is_read_are_found():
+    shelf, writer, kept = a_shelf_to_clean()
     moved = []
 
     def fetch(names, nbytes):
@@ -337,12 +342,7 @@ def test_c9_keys_that_move_while_the_catalogue_is_read_are_found():
 
 @pytest.mark.clause("C9")
 def test_c9_keys_that_were_to_move_with_a_set_that_failed_stay_listed():
-    shelf, writer = Shelf(), catalog.Writer(NAMESPACE)
-    for start in range(9):
-        shelf.set(writer, NAMESPACE, keys_of(64, f"chunk-{start}"))
-    kept = keys_of(64, "chunk-1")[:20]
-    for key in keys_of(64, "chunk-1")[20:]:
-        del shelf.values[NAMESPACE.qualify(key)]
+    shelf, writer, kept = a_shelf_to_clean()
     failed = keys_of(64, "failed")
     records = writer.add(failed, NBYTES, slot_is_there=True, exist=shelf.exist, fetch=shelf.fetch)
     assert len(records) == 4, "the chunk that was full, that with the moved keys, one more, the slot"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from hicache_conformance.builders import Arena
 from hicache_core import (
@@ -81,6 +85,22 @@ def store(metadata: LocalMetadata | Any, rank: str, names: list[str], nbytes: in
     ]
     metadata.confirm_write(rank, written, [], lease=lease, deadline=soon())
     return [reservation.page for reservation in taken]
+
+
+class Held:
+    """Makes calls of a function wait from now on, until ``go`` is set; ``entered`` tells that one waits."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.real = real = getattr(owner, name)
+
+        def wait(*arguments: Any, **options: Any) -> Any:
+            self.entered.set()
+            self.go.wait(20)
+            return real(*arguments, **options)
+
+        self.free = partial(setattr, owner, name, real)
+        patch.setattr(owner, name, wait)
 
 
 class Opener:

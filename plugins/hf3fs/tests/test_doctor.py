@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hf3fs_builders import NBYTES, Opener, free_port
+from hf3fs_builders import NBYTES, Opener, an_arena, free_port
 
 from hicache_hf3fs.doctor import checks
 from hicache_hf3fs.harness import Hf3fsHarness
@@ -63,3 +63,20 @@ def test_a_usrbio_module_that_is_not_built(tmp_path):
 def test_more_shared_memory_than_there_is(tmp_path):
     ok, found, remedy = rows(root=str(tmp_path), client="usrbio", memory=1 << 50)["shared memory"]
     assert (ok, "no room for the rings" in found, "--shm-size" in remedy) == (False, True, True)
+
+
+@pytest.mark.parametrize("metadata", ["local", "server"])
+def test_page_files_of_another_database_are_remarked_on(tmp_path, server: Hf3fsHarness, metadata):
+    opener, arena = Opener(tmp_path), an_arena(1)
+    theirs, ours = (
+        {"metadata_path": str(tmp_path / "a.sqlite")},
+        {"metadata_path": str(tmp_path / "b.sqlite")},
+    )
+    if metadata == "server":
+        ours = {"metadata_url": server.options()["metadata_url"]}
+    opener(arena, **theirs).close()
+    assert "page files" not in rows(root=str(tmp_path), **theirs)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    ok, found, _ = rows(root=str(tmp_path), **ours)["page files"]
+    assert (ok, f"{arena.component.key}.pages of " in found) == (None, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before, "a doctor changes nothing"

@@ -13,7 +13,7 @@ import threading
 from contextlib import closing
 
 import pytest
-from hf3fs_builders import NBYTES, Opener, an_arena, keys_of, soon
+from hf3fs_builders import NBYTES, Held, Opener, an_arena, keys_of, soon
 
 from hicache_conformance.calls import Call
 from hicache_core import Status
@@ -263,22 +263,15 @@ def test_a_child_that_was_forked_while_its_parent_opens_a_root_does_not_share_it
     opener: Opener, monkeypatch: pytest.MonkeyPatch
 ):
     """Its metadata was open, and nobody had been told yet that a child must let go of it."""
-    entered, gate, serve = threading.Event(), threading.Event(), HiCacheHF3FS._serve
-
-    def stuck(*arguments):
-        entered.set()
-        gate.wait(20)
-        return serve(*arguments)
-
-    monkeypatch.setattr(HiCacheHF3FS, "_serve", stuck)
+    serving = Held(monkeypatch, HiCacheHF3FS, "_serve")
     call = Call(lambda: opener(an_arena(1)))
-    assert entered.wait(10)
+    assert serving.entered.wait(10)
     child = os.fork()
     if not child:
         status = 1
         try:
             signal.alarm(20)
-            HiCacheHF3FS._serve = serve
+            serving.free()
             opener(an_arena(1))
         except BackendUnavailable:
             status = 0
@@ -287,7 +280,7 @@ def test_a_child_that_was_forked_while_its_parent_opens_a_root_does_not_share_it
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, (
         "the child opened what its parent has open"
     )
-    gate.set()
+    serving.go.set()
     call.result().close()
 
 

@@ -12,7 +12,7 @@ import time
 from contextlib import closing
 
 import pytest
-from hf3fs_builders import NBYTES, Opener, an_arena, component, keys_of
+from hf3fs_builders import NBYTES, Held, Opener, an_arena, component, keys_of
 
 from hicache_conformance.builders import Arena
 from hicache_conformance.calls import Call
@@ -206,23 +206,15 @@ def test_loose_buffers_are_served_without_a_pool(opener: Opener):
 
 @pytest.mark.clause("C12")
 def test_the_last_verb_gives_everything_back_when_close_could_not_wait(opener: Opener, monkeypatch):
-    entered, gate = threading.Event(), threading.Event()
-    preadv = os.preadv
-
-    def stuck(*arguments):
-        entered.set()
-        gate.wait(20)
-        return preadv(*arguments)
-
     arena = an_arena(2)
     storage = opener(arena, timeout_s=0.3)
     storage.batch_set(keys_of(1), arena.pages([0]))
     before = {name for name in os.listdir("/proc/self/fd")}
-    monkeypatch.setattr(os, "preadv", stuck)
+    reading = Held(monkeypatch, os, "preadv")
     call = Call(lambda: storage.batch_get(keys_of(1), arena.pages([1])))
-    assert entered.wait(10)
+    assert reading.entered.wait(10)
     storage.close()
-    gate.set()
+    reading.go.set()
     assert call.result() == [OK]
     arena.check({1: b"\1" * NBYTES})
     assert storage._files == {}
@@ -373,30 +365,22 @@ def test_a_verb_that_close_left_behind_gives_everything_back_however_it_ends(
 @pytest.mark.clause("C13")
 def test_a_child_that_was_forked_while_another_root_was_opened_can_open_one(opener: Opener, monkeypatch):
     """The lock around opening was held by nobody there, and the root's lock by the child."""
-    entered, gate = threading.Event(), threading.Event()
-    table = metadata_local.PageTable
-
-    def stuck(*arguments, **options):
-        entered.set()
-        gate.wait(20)
-        return table(*arguments, **options)
-
-    monkeypatch.setattr(metadata_local, "PageTable", stuck)
+    opening = Held(monkeypatch, metadata_local, "PageTable")
     call = Call(lambda: opener(an_arena(1)))
-    assert entered.wait(10)
+    assert opening.entered.wait(10)
     child = os.fork()
     if not child:
         status = 1
         try:
             signal.alarm(20)
-            metadata_local.PageTable = table
+            opening.free()
             opener(an_arena(1), root=str(opener.root.parent / "child"))
             signal.pause()
             status = 0
         finally:
             os._exit(status)
     try:
-        gate.set()
+        opening.go.set()
         call.result().close()
         opener(an_arena(1)).close()  # the child holds no lock of it
         root, deadline = opener.root.parent / "child", time.monotonic() + 10
@@ -410,23 +394,15 @@ def test_a_child_that_was_forked_while_another_root_was_opened_can_open_one(open
 
 @pytest.mark.clause("C10")
 def test_an_open_waits_no_longer_than_its_deadline_for_another(opener: Opener, monkeypatch):
-    entered, gate = threading.Event(), threading.Event()
-    table = metadata_local.PageTable
-
-    def stuck(*arguments, **options):
-        entered.set()
-        gate.wait(20)
-        return table(*arguments, **options)
-
-    monkeypatch.setattr(metadata_local, "PageTable", stuck)
+    opening = Held(monkeypatch, metadata_local, "PageTable")
     call = Call(lambda: opener(an_arena(1)))
-    assert entered.wait(10)
-    monkeypatch.setattr(metadata_local, "PageTable", table)
+    assert opening.entered.wait(10)
+    opening.free()
     started = time.monotonic()
     with pytest.raises(BackendTimeout):
         opener(an_arena(1), root=str(opener.root.parent / "other"), timeout_s=0.3)
     assert time.monotonic() - started < 5
-    gate.set()
+    opening.go.set()
     call.result().close()
 
 

@@ -32,7 +32,7 @@ from hicache_file._journal import (
     Words,
 )
 from hicache_file._listing import GONE, list_headers, list_journal, most_records, passes
-from hicache_file._records import read_records, read_rows
+from hicache_file._records import read_records
 from hicache_file._segment import Segment, read_growth
 from hicache_file._space import Space
 
@@ -233,9 +233,6 @@ class Catalog:
             if self._stale > _SWEEP_FROM + len(self.index) // 4:
                 self._sweep()
 
-    rows = staticmethod(read_rows)
-    records = staticmethod(read_records)
-
     def _load(self, known: dict[bytes, Segment], *, strict: bool) -> None:
         headers = []
         for header in list_headers(self.space.folder, self.space.handles, strict=strict):
@@ -347,7 +344,7 @@ class Catalog:
         try:
             if number >= segment.count and not segment.mine:
                 self._add(segment, read_growth(segment, handle.idx))
-            (record,) = self.records(segment, handle.idx, number, number)
+            (record,) = read_records(segment, handle.idx, number, number)
         except OSError as error:
             if passes(error):
                 raise
@@ -380,7 +377,7 @@ class Catalog:
                 try:
                     handle = self.space.handles.take(segment)
                     try:
-                        records = self.records(segment, handle.idx, 0, int(numbers.max()))
+                        records = read_records(segment, handle.idx, 0, int(numbers.max()))
                     finally:
                         self.space.handles.give(handle)
                 except (FileNotFoundError, ValueError):

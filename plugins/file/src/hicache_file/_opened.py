@@ -22,6 +22,7 @@ from hicache_file._janitor import Janitor
 from hicache_file._journal import LENGTH
 from hicache_file._marks import bury, mark_records
 from hicache_file._reader import Reader
+from hicache_file._records import read_records
 from hicache_file._segment import Handles, Segment, read_header
 from hicache_file._space import Space
 from hicache_file._writer import Writer
@@ -181,7 +182,7 @@ class Opened:
             return [0] * len(numbers)
         try:
             low, high = int(numbers.min()), int(numbers.max())
-            records = catalog.records(segment, handle.idx, low, high)
+            records = read_records(segment, handle.idx, low, high)
             return records[numbers - low, LENGTH].tolist()
         except ValueError:
             catalog.forget(segment)

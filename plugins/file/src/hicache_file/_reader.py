@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from hicache_file._format import BadHeader
 from hicache_file._index import RECORD_BITS, RECORD_MASK
 from hicache_file._journal import CHECK, FLAGS, LENGTH, OFFSET, SUM, Words
 from hicache_file._lanes import SHARED_FROM_NBYTES, Helper
+from hicache_file._records import read_rows
 from hicache_file._segment import Handle, Handles, Segment
 from hicache_file._transfer import Chunk, pages_per_chunk, read_chunk
 
@@ -97,7 +99,7 @@ class Reader:
         if len(numbers) > 1 and (numbers[1:] < numbers[:-1]).any():
             order = numbers.argsort(kind="stable")
             numbers, positions = numbers[order], positions[order]
-        rows = catalog.rows(segment, handle.idx, numbers)
+        rows = read_rows(segment, handle.idx, numbers)
         good = rows[:, CHECK] == plan.checks[positions]
         if not good.all():  # a record that is lost, or another key with the same digest
             self._fill(plan, positions[~good], Status.MISS)
@@ -134,14 +136,12 @@ class Reader:
         views, per, nbytes = locs.buffers(), locs.segments_per_page, locs.nbytes
         shared = iter(plan.chunks)
         helper = self._helper
+        draw = partial(self._draw, shared, plan, views, per, nbytes)
         big = len(plan.chunks) > 1 and len(plan.places) * nbytes >= SHARED_FROM_NBYTES
         if big and helper is not None and helper.claim():
-            helper.share(
-                lambda: self._draw(shared, plan, views, per, nbytes),
-                lambda: self._draw(shared, plan, views, per, nbytes),
-            )
+            helper.share(draw, draw)
         else:
-            self._draw(shared, plan, views, per, nbytes)
+            draw()
         for position in plan.damaged:
             plan.statuses[position] = Status.CORRUPT
 

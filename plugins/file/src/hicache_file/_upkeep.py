@@ -27,6 +27,7 @@ from hicache_core.upkeep import NamespaceUse, Verified
 from hicache_file._format import MANIFEST_FILE, REMOVED
 from hicache_file._index import RECORD_BITS, RECORD_MASK
 from hicache_file._journal import CHECK, LENGTH
+from hicache_file._records import read_rows
 from hicache_file._marks import bury
 from hicache_file._opened import Opened
 from hicache_file._reader import Plan
@@ -167,7 +168,7 @@ def _rows(catalog: Catalog, ordinal: int, places: np.ndarray) -> np.ndarray:
     except (FileNotFoundError, ValueError):
         return gone
     try:
-        return catalog.rows(segment, handle.idx, places & RECORD_MASK)
+        return read_rows(segment, handle.idx, places & RECORD_MASK)
     finally:
         catalog.space.handles.give(handle)
 

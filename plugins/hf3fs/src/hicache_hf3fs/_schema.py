@@ -14,7 +14,8 @@ import secrets
 import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 from hicache_core.errors import BackendIncompatible, BackendUnavailable
 from hicache_hf3fs.metadata import Terms
@@ -125,6 +126,17 @@ def terms_of(base: sqlite3.Connection, terms: Terms, *, keep: bool) -> Terms:
     if row is None:  # page files will bear the id, and a power loss must not take it from here
         base.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
     return terms._replace(database=database)
+
+
+def id_of(path: str) -> str:
+    """Read the id of a database that may be in use, and change nothing; "" where it has none yet.
+
+    Raises: sqlite3.Error.
+    """
+    with closing(sqlite3.connect(f"{Path(os.path.abspath(path)).as_uri()}?mode=ro", uri=True)) as base:
+        if not base.execute("SELECT 1 FROM sqlite_master WHERE name='self'").fetchone():
+            return ""
+        return str(base.execute("SELECT database FROM self").fetchone()[0])
 
 
 #: What Python says of a value in the database that cannot be there.

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 
+import httpx
+
 from hicache_core.errors import HiCacheError
 from hicache_core.mounts import file_system_of, is_network
+from hicache_hf3fs._schema import id_of
 from hicache_hf3fs.connect import is_local_disk
 from hicache_hf3fs.metadata_http import MetadataClient
 from hicache_hf3fs.options import Hf3fsOptions
+from hicache_hf3fs.pagefile import owner_of
 from hicache_hf3fs.usrbio_client import find_mount, load_library
 
 Row = tuple[str, "bool | None", str, str]
@@ -26,6 +31,7 @@ def checks(options: Hf3fsOptions) -> Iterator[Row]:
     yield _row("root", lambda: _root(options))
     yield _row("room", lambda: _room(options))
     yield _row("metadata", lambda: _metadata(options))
+    yield from _owners(options)
     if options.client == "usrbio":
         yield _row("usrbio module", lambda: str(load_library(options.usrbio_module).__name__))
         yield _row("3FS mount", lambda: find_mount(load_library(options.usrbio_module), options.root))
@@ -88,6 +94,33 @@ def _metadata(options: Hf3fsOptions) -> str:
         started = time.monotonic()
         client.check(deadline=started + _SERVER_S)
         return f"{options.metadata_url} answers in {(time.monotonic() - started) * 1e3:.1f} ms"
+
+
+def _owners(options: Hf3fsOptions) -> Iterator[Row]:
+    """Remark on page files whose pages another database gives out."""
+    try:
+        mine = _database(options)
+        others = {
+            name: owner
+            for name in sorted(os.listdir(options.root))
+            if name.endswith(".pages")
+            and (owner := owner_of(os.path.join(options.root, name))) not in ("", mine)
+        }
+    except (OSError, sqlite3.Error, httpx.HTTPError, HiCacheError, ValueError, KeyError):
+        return  # another check says what is wrong there, or there is nothing yet
+    if others:
+        found = ", ".join(f"{name} of {owner[:8]}" for name, owner in others.items())
+        told = f"given out by another database than this one, {mine[:8] or 'not made yet'}: {found}"
+        what = "they are taken over if that one is lost; if it replaced this one, name it or another root"
+        yield "page files", None, f"{told}; {what}", ""
+
+
+def _database(options: Hf3fsOptions) -> str:
+    if options.metadata_url is None:
+        path = options.metadata_path or os.path.join(options.root, "metadata.sqlite")
+        return id_of(path) if os.path.exists(path) else ""
+    answer = httpx.get(f"{options.metadata_url}/health", timeout=_SERVER_S, trust_env=False)
+    return str(answer.json()["database"])
 
 
 def _shared_memory(options: Hf3fsOptions) -> str:

@@ -117,8 +117,8 @@ class Verbs:
         return not self._token or hmac.compare_digest(authorization, self._token)
 
     def health(self) -> dict[str, Any]:
-        """Tell that the server answers, and for how long it keeps pages."""
-        return {"status": "ok", "lease_s": self._table.terms.lease_s, "hold_s": self._table.terms.hold_s}
+        """Tell that the server answers, for how long it keeps pages, and which database it serves."""
+        return {"status": "ok", **self._table.terms._asdict()}
 
     def metrics(self) -> str:
         """Give the counters in the text format of Prometheus."""

@@ -153,6 +153,18 @@ def _tidy(path: str) -> None:
                 os.unlink(left)
 
 
+def owner_of(path: str) -> str:
+    """Tell the id of the database that gives out a page file's pages; "" where none does.
+
+    Raises: OSError; BackendIncompatible, where it is no page file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return PageFile("", path, descriptor, _read_label(path, descriptor)).owner()
+    finally:
+        os.close(descriptor)
+
+
 def _make(root: str, path: str, label: PageFileLabel) -> None:
     """Write a whole file under another name, then link it: nobody ever sees half of it."""
     os.makedirs(root, mode=0o700, exist_ok=True)
