@@ -27,10 +27,10 @@ from hicache_core.upkeep import NamespaceUse, Verified
 from hicache_file._format import MANIFEST_FILE, REMOVED
 from hicache_file._index import RECORD_BITS, RECORD_MASK
 from hicache_file._journal import CHECK, LENGTH
-from hicache_file._records import read_rows
 from hicache_file._marks import bury
 from hicache_file._opened import Opened
 from hicache_file._reader import Plan
+from hicache_file._records import read_rows
 
 if TYPE_CHECKING:
     from hicache_file._catalog import Catalog
